@@ -1,0 +1,67 @@
+# Everything here needs only make and Python 3.11 or newer; the rest goes into .venv.
+PYTHON ?= python3
+STEPS  ?= 150000
+OUT    ?= runs/3m-private-$(shell date +%Y%m%d-%H%M%S)
+
+BIN   := .venv/bin
+PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+READY := .venv/ready
+DOCS  := .venv/docs-ready
+
+# A PYTHON given by hand is taken at its word; the default may fall back on a newer neighbour.
+PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.13 python3.12 python3.11)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-slow lint format bench docs clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+train: $(READY)  ## Train a private team (STEPS=150000 OUT=runs/...)
+	$(BIN)/pevdn train pe-vdn-c --steps $(STEPS) --out $(OUT)
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## Run the slow tests
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## Measure speed
+	$(BIN)/python benchmarks/bench.py
+
+docs: $(DOCS)  ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean:  ## Remove .venv, caches and site/ (never runs/)
+	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp goes first and comes back last, so an interrupted installation is started again.
+$(READY): pyproject.toml constraints.txt
+	@rm -f $@ $(DOCS); \
+	for python in $(PYTHONS); do \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+	  python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "pevdn needs Python 3.11 or newer and '$(PYTHON)' is not: try make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Installing pevdn and its tools into .venv with $$($$python --version) (once; a minute or two)"; \
+	{ [ -x $(BIN)/pip ] || $$python -m venv --clear .venv; } && $(PIP) -e '.[dev]'
+	@touch $@
+
+$(DOCS): $(READY)
+	@echo "Installing the documentation tools into .venv"
+	@$(PIP) -e '.[docs]'
+	@touch $@

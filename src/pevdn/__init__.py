@@ -1,0 +1,41 @@
+"""Train a team of cooperating agents without any agent sharing what it saw or did.
+
+>>> import pevdn
+>>> run = pevdn.train("pe-vdn-b", env="toy:two-step", steps=2000)   # doctest: +SKIP
+>>> policy = pevdn.load(run)                                        # doctest: +SKIP
+
+Importing this package is cheap: JAX is loaded when something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pevdn._platform import guard_against_deadlock
+
+if TYPE_CHECKING:
+    from pevdn.errors import PevdnError, UsageError
+    from pevdn.experiment.policy import Policy, load
+    from pevdn.experiment.run import Run, resume, train
+
+__version__ = "0.1.0"
+__all__ = ["Policy", "PevdnError", "Run", "UsageError", "__version__", "load", "resume", "train"]
+
+guard_against_deadlock()
+
+_HOME = {
+    "train": "pevdn.experiment.run",
+    "resume": "pevdn.experiment.run",
+    "Run": "pevdn.experiment.run",
+    "load": "pevdn.experiment.policy",
+    "Policy": "pevdn.experiment.policy",
+    "PevdnError": "pevdn.errors",
+    "UsageError": "pevdn.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'pevdn' has no attribute '{name}'")

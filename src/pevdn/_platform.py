@@ -1,0 +1,56 @@
+"""What the machine needs to be told before JAX starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
+
+
+def guard_against_deadlock() -> None:
+    """Turn off the XLA scheduler that hangs for ever on machines with few cores.
+
+    XLA reads its flags when JAX first touches a device, so this runs when `pevdn` is imported.
+    Flags that the user has set, this one included, stay as they are.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if SCHEDULER in flags:
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} {SCHEDULER}=false".strip()
+    if _jax_has_started():
+        warnings.warn(
+            "JAX was already running when pevdn was imported, so pevdn could not set "
+            f"XLA_FLAGS={SCHEDULER}=false, without which training can hang on a CPU with few "
+            "cores; import pevdn before the first use of JAX.",
+            stacklevel=3,
+        )
+
+
+def _jax_has_started() -> bool:
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+def cache_compilations() -> None:
+    """Keep compiled programs between runs, unless the user has said where to keep them."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(base / "pevdn" / "jax"))
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held: of the GPU if it uses one, else of the machine."""
+    import resource
+
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,59 @@
+"""The command line: one file a command, nothing heavy imported until a command runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import pevdn
+from pevdn.cli import algorithms, config, evaluate, resume, train, worlds
+from pevdn.errors import PevdnError, UsageError
+
+app = typer.Typer(
+    name="pevdn",
+    help="Train a team of cooperating agents without any agent sharing what it saw or did.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (train, resume, evaluate, worlds, algorithms, config):
+    app.command(command.__name__.rpartition(".")[2])(command.main)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pevdn {pevdn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run a command; every expected failure is one sentence and an exit code."""
+    from pevdn.experiment.run import Interrupted
+
+    try:
+        app(arguments, prog_name="pevdn")
+    except Interrupted as stopped:
+        sys.stderr.write(f"pevdn: {stopped}\n")
+        sys.exit(130)
+    except UsageError as problem:
+        sys.stderr.write(f"pevdn: {problem}\n")
+        sys.exit(2)
+    except PevdnError as problem:
+        sys.stderr.write(f"pevdn: {problem}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("pevdn: stopped.\n")
+        sys.exit(130)

@@ -1,0 +1,32 @@
+"""`pevdn algorithms`: the five ways to train."""
+
+from __future__ import annotations
+
+from pevdn.cli.output import Json, print_json, print_table
+
+
+def main(as_json: Json = False) -> None:
+    """List the algorithms: how the team's sum is formed, and what crosses between agents."""
+    from pevdn.experiment.config import ALGORITHMS
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": a.name,
+                    "exchange": a.exchange,
+                    "differentially_private": a.private,
+                    "crosses": a.crosses,
+                    "defaults": dict(a.defaults),
+                }
+                for a in ALGORITHMS.values()
+            ]
+        )
+        return
+    print_table(
+        ["algorithm", "exchange", "DP", "what crosses between agents"],
+        [
+            [a.name, a.exchange, "yes" if a.private else "no", a.crosses]
+            for a in ALGORITHMS.values()
+        ],
+    )

@@ -1,0 +1,37 @@
+"""`pevdn config`: every setting, its default and its meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pevdn.cli.output import Json, print_json, print_table
+
+
+def main(
+    algorithm: Annotated[
+        str | None, typer.Argument(help="Show the defaults of this algorithm.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List all settings that `--set` takes."""
+    from pevdn.experiment import config
+
+    own = dict(config.algorithm(algorithm).defaults) if algorithm else {}
+    rows = [
+        {
+            "name": field.name,
+            "default": own.get(field.name, field.default),
+            "meaning": field.metadata["meaning"],
+            "choices": list(field.metadata["choices"]),
+        }
+        for field in config.setting_fields().values()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["setting", "default", "meaning"],
+        [[row["name"], row["default"], row["meaning"]] for row in rows],
+    )

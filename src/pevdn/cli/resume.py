@@ -1,0 +1,21 @@
+"""`pevdn resume`: go on where a run stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pevdn.cli.output import Json
+from pevdn.cli.train import show
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
+) -> None:
+    """Continue a run that was stopped or killed; it ends as if it never had been."""
+    from pevdn.experiment import run as runs
+    from pevdn.experiment.progress import observer
+
+    show(runs.resume(run, observer()), as_json)

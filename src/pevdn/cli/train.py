@@ -1,0 +1,51 @@
+"""`pevdn train`: from a name to a trained team."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json
+
+
+def main(
+    algorithm: Annotated[str, typer.Argument(help="iql, vdn, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
+    env: Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")] = "smax-sc2:3m",
+    steps: Annotated[int, typer.Option(help="Environment steps per seed.")] = 400_000,
+    seeds: Annotated[int, typer.Option(help="Independent runs, trained side by side.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run (default: runs/NAME-TIME).")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a team and write a run directory: metrics, checkpoints, summary and curve."""
+    from pevdn.experiment import config, run
+    from pevdn.experiment.progress import observer
+
+    settings = config.parse_assignments(assignments or [])
+    wanted = config.make(algorithm, env, steps, seeds, seed, settings)
+    show(run.begin(wanted, out, observer()), as_json)
+
+
+def show(run: Any, as_json: bool) -> None:
+    """How it ended: figures, the curve, and where to look next."""
+    summary = run.summary
+    if as_json:
+        print_json({**summary, "run": str(run.path)})
+        return
+    from pevdn.experiment.figures import mean_curve, text_curve
+    from pevdn.experiment.report import describe
+
+    name = "win_rate_anchor" if summary.get("anchored_seeds") else "win_rate"
+    model = "anchor model" if name == "win_rate_anchor" else "running model"
+    typer.echo(f"\nwin rate of the {model}")
+    typer.echo(text_curve(mean_curve(run.metrics, name)))
+    typer.echo("\n" + describe(summary))
+    typer.echo(f"\npicture  {run.path / 'curve.png'}\nrun      {run.path}")

@@ -1,0 +1,29 @@
+"""How the team's sum is formed: the only code that combines numbers of different agents.
+
+An exchange takes every agent's message (N, ...) and returns what each agent then holds (N, ...),
+together with the largest message it had to refuse (0 when all were fine).
+
+| exchange | what crosses between agents | what each agent then holds |
+|---|---|---|
+| `alone` | nothing | its own m_i |
+| `broadcast` | m_i in the clear | Σ m_i |
+| `secret_shared` | shares of m_i, uniform by themselves | Σ m_i, rounded to 10^−PRECISION |
+| `central` | everything (`central.team_gradient`, the baseline) | the gradient itself |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from jax import Array
+
+
+class Opened(NamedTuple):
+    """The outcome of one round."""
+
+    total: Array  # (N, ...) what each agent holds
+    refused: Array  # () the largest |m_i| that could not be carried, 0 if none
+
+
+class Exchange(Protocol):
+    def __call__(self, key: Array, messages: Array) -> Opened: ...

@@ -1,0 +1,46 @@
+"""Vanilla VDN: one node sees all data and differentiates one joint loss through the sum.
+
+This is the baseline that breaks the privacy policy. It shares the network with the agents but not
+their gradient: it is the independent check that −2 · A · ∂Q_i/∂θ_i is the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pevdn.agent.learning import next_values, taken_values, valid
+from pevdn.agent.network import Parameters
+from pevdn.agent.replay import Episode
+
+
+def team_loss(
+    params: Sequence[Parameters],
+    targets: Sequence[Parameters],
+    batches: Sequence[Episode],
+    gamma: float,
+    double_q: bool,
+) -> Array:
+    """eq. (6): (r + Σ_i (γ max Q_i⁻ − Q_i))², averaged along each episode, summed over the batch.
+
+    One entry per kind of agent, each with the agents of that kind along its first axis;
+    batches are (n, T, B, ...).
+    """
+
+    def temporal_difference(theta: Parameters, target: Parameters, batch: Episode) -> Array:
+        q_taken, q = taken_values(theta, batch)
+        return gamma * jax.lax.stop_gradient(next_values(target, q, batch, double_q)) - q_taken
+
+    differences = [
+        jax.vmap(temporal_difference)(*of_kind).sum(0)
+        for of_kind in zip(params, targets, batches, strict=True)
+    ]
+    shared: Episode = jax.tree.map(lambda x: x[0], batches[0])  # reward and length are the team's
+    error = (shared.rewards + sum(differences)) * valid(shared)
+    return jnp.sum(error**2 / jnp.maximum(shared.length, 1))
+
+
+team_gradient = jax.grad(team_loss)

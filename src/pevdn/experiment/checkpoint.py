@@ -1,0 +1,227 @@
+"""Everything a run needs to go on, saved with orbax so that a kill at any instant loses nothing.
+
+A checkpoint is written beside the old one and renamed into place; what a kill left half written
+is cleared away. Replay buffers are saved up to the last slot ever written. A seal over its files
+shows damage, and the configuration's fingerprint travels along, so that the checkpoint of another
+run is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from pevdn.agent.learning import Learner
+from pevdn.errors import PevdnError
+from pevdn.experiment.config import Config
+from pevdn.runtime.simulation import Simulation, State
+
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life story
+
+OVERHEAD = 2**20  # bytes of disk, more than orbax's own files take
+SEAL = "seal.sha256"  # the file of a checkpoint that vouches for all others
+
+
+@dataclasses.dataclass
+class Progress:
+    """What the host knows beside the program's state."""
+
+    evaluations: int = 0  # rounds of evaluation made
+    metrics_lines: int = 0  # lines of metrics.jsonl that belong to this state
+    training_seconds: float = 0.0
+    training_steps: int = 0  # steps those seconds went into
+    wall_seconds: float = 0.0
+
+
+def fingerprint(config: Config) -> str:
+    """What must be equal for a checkpoint to fit a run."""
+    text = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Checkpoints:
+    """The checkpoints of one run directory; the two newest are kept. A reader changes nothing."""
+
+    def __init__(self, directory: Path, config: Config, read_only: bool = False) -> None:
+        self.directory = directory / "checkpoints"
+        self.config = config
+        self._manager = ocp.CheckpointManager(
+            self.directory.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=2,
+                enable_async_checkpointing=False,
+                cleanup_tmp_directories=True,
+                read_only=read_only,
+            ),
+        )
+
+    @property
+    def latest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, state: State, progress: Progress) -> None:
+        # Grows with training and with every evaluation, so that no two states have the same number.
+        number = int(np.sum(state.env_steps)) + progress.evaluations
+        if number == self.latest:
+            return
+        filled = int(min(np.max(state.episodes), self.config.settings.buffer_size))
+        learners, replays, counters = _flattened(state)
+        replays = {k: v[:, :, :filled] for k, v in replays.items()}
+        self._need_room(sum(x.nbytes for x in jax.tree.leaves((learners, replays, counters))))
+        args = ocp.args.Composite(
+            learners=ocp.args.StandardSave(learners),
+            replays=ocp.args.StandardSave(replays),
+            counters=ocp.args.StandardSave(counters),
+            progress=ocp.args.JsonSave(
+                {**dataclasses.asdict(progress), "fingerprint": fingerprint(self.config)}
+            ),
+        )
+        try:
+            self._manager.save(number, args=args)
+        except Exception as problem:  # tensorstore hides what the system said in its message
+            code = re.search(r"os_error_code='(\d+)'", str(problem))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+        _seal(self.directory / str(number))
+
+    def _need_room(self, size: int) -> None:
+        """Ask first: when a write fails halfway, orbax's threads print a traceback each."""
+        if shutil.disk_usage(self.directory).free < size + OVERHEAD:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def restore(self, simulation: Simulation) -> tuple[State, Progress]:
+        """The newest state of the run, exactly as it was saved."""
+        found = self._read("learners", "replays", "counters", "progress")
+        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        state = State(
+            self._rebuild(found["learners"], template.learners),
+            self._rebuild(found["replays"], template.replays),
+            **self._rebuild(found["counters"], template.counters),
+        )
+        progress = {k: v for k, v in found["progress"].items() if k != "fingerprint"}
+        return state, Progress(**progress)
+
+    def restore_learners(self, simulation: Simulation) -> tuple[tuple[Learner, ...], jax.Array]:
+        """Only what the agents learnt, and which lanes have an anchor (S,): enough to act."""
+        found = self._read("learners", "counters", "progress")
+        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        counters = self._rebuild(found["counters"], template.counters)
+        return self._rebuild(found["learners"], template.learners), counters["anchored"]
+
+    def _rebuild(self, found: dict[str, Any], template: Any) -> Any:
+        arrays = [self._fitted(name, found, leaf) for name, leaf in _names(template).items()]
+        return jax.tree.unflatten(jax.tree.structure(template), arrays)
+
+    def _read(self, *groups: str) -> dict[str, Any]:
+        step = self.latest
+        if step is None:
+            raise PevdnError(f"{self.directory} holds no complete checkpoint.")
+        folder = self.directory / str(step)
+        if _broken(folder):  # ask first, as with room on the disk
+            raise self._damaged(folder, "its files are not what was saved")
+        how = {
+            group: ocp.args.JsonRestore() if group == "progress" else ocp.args.StandardRestore()
+            for group in groups
+        }
+        try:
+            found = dict(self._manager.restore(step, args=ocp.args.Composite(**how)).items())
+        except Exception as problem:  # orbax and tensorstore raise all kinds on a damaged file
+            reason = " ".join(str(problem).split())[:160]
+            raise self._damaged(folder, f"{type(problem).__name__}: {reason}") from None
+        if found["progress"]["fingerprint"] != fingerprint(self.config):
+            raise PevdnError(
+                f"checkpoint {folder} belongs to a run with another "
+                "configuration than config.yaml says; restore the config.yaml it was made with."
+            )
+        return found
+
+    def _damaged(self, folder: Path, reason: str) -> PevdnError:
+        return PevdnError(
+            f"checkpoint {folder} is damaged or incomplete ({reason}); delete that folder to fall "
+            "back on an older one, or train anew."
+        )
+
+    def _fitted(self, name: str, found: dict[str, Any], leaf: Any) -> Any:
+        """A saved array in the shape the program wants; replays are filled up with zeros."""
+        array = found.get(name)
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
+        if array is None or array.ndim != len(shape):
+            raise PevdnError(
+                f"a checkpoint in {self.directory} does not fit this version of pevdn: "
+                f"'{name}' is missing or of another shape; train anew."
+            )
+        if is_key:
+            return jax.random.wrap_key_data(jnp.asarray(array))
+        if array.shape == shape:
+            return jnp.asarray(array)
+        full = np.zeros(shape, leaf.dtype)
+        full[:, :, : array.shape[2]] = array
+        return jnp.asarray(full)
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _digest(folder: Path) -> str:
+    """Of all files in a checkpoint, their names and their contents."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if not path.name.startswith(SEAL):
+            with path.open("rb") as file:
+                whole.update(str(path.relative_to(folder)).encode())
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _seal(folder: Path) -> None:
+    draft = folder / f"{SEAL}.new"
+    draft.write_text(_digest(folder))
+    draft.replace(folder / SEAL)
+
+
+def _broken(folder: Path) -> bool:
+    """Whether a seal says so; a kill just before sealing leaves a good checkpoint without one."""
+    seal = folder / SEAL
+    return seal.exists() and seal.read_text(errors="replace") != _digest(folder)
+
+
+class _Parts(NamedTuple):
+    """What is saved together."""
+
+    learners: Any
+    replays: Any
+    counters: dict[str, Any]
+
+
+def _parts(state: State) -> _Parts:
+    counters = {k: v for k, v in state._asdict().items() if k not in ("learners", "replays")}
+    return _Parts(state.learners, state.replays, counters)
+
+
+def _names(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _flattened(state: State) -> list[dict[str, np.ndarray]]:
+    def plain(leaf: Any) -> np.ndarray:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.asarray(leaf)
+
+    return [{k: plain(v) for k, v in _names(part).items()} for part in _parts(state)]

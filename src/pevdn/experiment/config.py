@@ -1,0 +1,316 @@
+"""Every setting of a training run: name, default, meaning and range, in one place.
+
+Settings carry the paper's names. The five algorithms are two axes (how the team's sum is formed,
+and whether gradients are made differentially private) plus defaults that go with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pevdn.errors import UsageError, unknown
+
+MOST = 2_000_000_000  # whole numbers are 32 bits wide in the compiled program
+
+
+def _setting(
+    default: Any,
+    meaning: str,
+    low: float = -math.inf,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    if high is None:
+        high = MOST if isinstance(default, int) else math.inf
+    return field(
+        default=default,
+        metadata={"meaning": meaning, "low": low, "high": high, "choices": choices},
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be set with `--set name=value`."""
+
+    # replay
+    buffer_size: int = _setting(
+        5000, "episodes each agent keeps; the newest replaces the oldest", 1
+    )
+    expected_batch_size: int = _setting(32, "episodes in a minibatch (on average, if Poisson)", 1)
+    sampling: str = _setting(
+        "uniform",
+        "how minibatches are drawn; with DP always poisson",
+        choices=("uniform", "poisson"),
+    )
+    learning_starts: int = _setting(
+        0, "episodes stored before the first update; 0: one minibatch, with DP a full buffer", 0
+    )
+    update_every: int = _setting(1, "episodes from one update to the next, exactly", 1)
+    buffer_throughput: float = _setting(
+        1.0, "an update that is due happens with probability 1/buffer_throughput", 1.0
+    )
+    parallel_episodes: int = _setting(
+        8, "episodes played side by side before the updates they call for are made", 1, 4096
+    )
+    # learning
+    gamma: float = _setting(0.99, "discount factor γ", 0.0, 1.0)
+    learning_rate: float = _setting(5e-4, "step size of the optimiser", 0.0)
+    optimizer: str = _setting("adam", "adam or sgd", choices=("adam", "sgd"))
+    momentum: float = _setting(0.9, "momentum of sgd", 0.0, 1.0)
+    weight_decay: float = _setting(0.0, "weight decay (with sgd: L2; with adam: decoupled)", 0.0)
+    max_gradient_norm: float = _setting(
+        10.0, "each agent's gradient is scaled down to this norm; without DP only", 0.0
+    )
+    double_q: bool = _setting(
+        True, "the online network chooses the next action, the target values it"
+    )
+    target_update: str = _setting(
+        "soft", "how the target network follows", choices=("soft", "hard")
+    )
+    target_rate: float = _setting(0.005, "soft: fraction moved at each update", 0.0, 1.0)
+    target_every: int = _setting(200, "hard: updates from one copy to the next", 1)
+    hidden_size: int = _setting(64, "units of the recurrent layer", 1)
+    # acting
+    exploration_start: float = _setting(1.0, "ε of ε-greedy at the first step", 0.0, 1.0)
+    exploration_end: float = _setting(0.05, "ε at the end of exploration_steps and after", 0.0, 1.0)
+    exploration_steps: int = _setting(50_000, "environment steps from start to end", 1)
+    # exchange
+    precision: int = _setting(5, "decimal places that the encoding of a message keeps", 0, 7)
+    modulus: int = _setting(2**32, "p: secret shares are integers modulo p", 2, 2**32)
+    # differential privacy
+    noise_multiplier: float = _setting(1.0, "noise standard deviation over clip_norm", 0.0)
+    clip_norm: float = _setting(0.5, "C: the most one episode's gradient may weigh", 1e-12)
+    delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
+    anchor: bool = _setting(False, "keep the best-evaluated model as anchor and stay close to it")
+    anchor_threshold: float = _setting(
+        0.25, "an evaluation must beat this win rate to set the first anchor", 0.0, 1.0
+    )
+    anchor_penalty: float = _setting(
+        1e-3, "weight of the squared distance to the anchor in the loss", 0.0
+    )
+    # evaluation and saving
+    eval_every: int = _setting(5000, "environment steps from one evaluation to the next", 1)
+    eval_episodes: int = _setting(32, "greedy episodes of an evaluation", 1)
+    checkpoint_every: int = _setting(50_000, "environment steps from one checkpoint to the next", 1)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A name for a point on the two axes, with the defaults that go with it."""
+
+    name: str
+    exchange: str
+    private: bool
+    crosses: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    a.name: a
+    for a in (
+        Algorithm("iql", "alone", False, "nothing"),
+        Algorithm("vdn", "central", False, "everything (the baseline that breaks the policy)"),
+        Algorithm("pe-vdn-a", "broadcast", False, "m_i in the clear"),
+        Algorithm("pe-vdn-b", "secret_shared", False, "shares of m_i"),
+        Algorithm(
+            "pe-vdn-c",
+            "secret_shared",
+            True,
+            "shares of m_i; gradients are clipped and noised",
+            {"buffer_size": 1024, "sampling": "poisson", "anchor": True},
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that defines a run; `config.yaml` holds exactly this."""
+
+    algorithm: str
+    env: str
+    steps: int
+    seeds: int
+    seed: int
+    settings: Settings
+
+    @property
+    def exchange(self) -> str:
+        return ALGORITHMS[self.algorithm].exchange
+
+    @property
+    def private(self) -> bool:
+        return ALGORITHMS[self.algorithm].private
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = expected batch size / buffer size."""
+        return self.settings.expected_batch_size / self.settings.buffer_size
+
+    @property
+    def delta(self) -> float:
+        return self.settings.delta or min(0.5, self.settings.buffer_size**-1.1)
+
+    @property
+    def learning_starts(self) -> int:
+        s = self.settings
+        return s.learning_starts or (s.buffer_size if self.private else s.expected_batch_size)
+
+
+def algorithm(name: str) -> Algorithm:
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def make(
+    algorithm_name: str,
+    env: str = "smax-sc2:3m",
+    steps: int = 400_000,
+    seeds: int = 1,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Config:
+    """A checked configuration; values may be text, as they come from the command line."""
+    chosen = algorithm(algorithm_name)
+    values = {**chosen.defaults, **(settings or {})}
+    config = Config(
+        chosen.name,
+        env,
+        number("steps", steps, int, 1, MOST),
+        number("seeds", seeds, int, 1, 10_000),
+        number("seed", seed, int, 0, MOST),
+        Settings(**{name: _checked(name, value) for name, value in values.items()}),
+    )
+    _check_together(config)
+    return config
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, str]:
+    """`["gamma=0.9", …]` as given to --set."""
+    pairs = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--set got '{text}', but takes name=value, as in gamma=0.95.")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def setting_fields() -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def _checked(name: str, value: Any) -> Any:
+    fields = setting_fields()
+    if name not in fields:
+        raise unknown("setting", name, fields, "`pevdn config` lists all of them.")
+    meta, wanted = fields[name].metadata, type(fields[name].default)
+    if wanted in (int, float):
+        return number(name, value, wanted, meta["low"], meta["high"])
+    parsed = _typed(name, value, wanted)
+    if meta["choices"] and parsed not in meta["choices"]:
+        raise unknown(f"value of {name}:", parsed, meta["choices"])
+    return parsed
+
+
+def number(name: str, value: Any, wanted: type, low: float, high: float) -> Any:
+    """A checked number, or an error that names it."""
+    parsed = _typed(name, value, wanted)
+    if not low <= parsed <= high:
+        bound = f"at least {low:.10g}" if parsed < low else f"at most {high:.10g}"
+        raise UsageError(f"{name} is {parsed}, but must be {bound}.")
+    return parsed
+
+
+def _typed(name: str, value: Any, wanted: type) -> Any:
+    try:
+        return _parse(value, wanted)
+    except (ValueError, TypeError, OverflowError):
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+        raise UsageError(f"{name} is '{value}', but must be {kind[wanted]}.") from None
+
+
+def _parse(value: Any, wanted: type) -> Any:
+    if wanted is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in words:
+            raise ValueError
+        return words[str(value).lower()]
+    if isinstance(value, bool):
+        raise ValueError
+    if wanted is int:
+        if isinstance(value, str) and "**" in value:  # 2**31-1 reads better than 2147483647
+            base, _, rest = value.partition("**")
+            exponent, minus, less = rest.partition("-")
+            return int(base) ** min(int(exponent), 99) - (int(less) if minus else 0)
+        number = float(str(value).replace("_", "")) if not isinstance(value, int) else value
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    if wanted is float:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
+    return str(value)
+
+
+def _check_together(config: Config) -> None:
+    s = config.settings
+    if s.expected_batch_size > s.buffer_size:
+        raise UsageError(
+            f"expected_batch_size is {s.expected_batch_size}, but a buffer of buffer_size="
+            f"{s.buffer_size} episodes cannot give that many; lower one or raise the other."
+        )
+    if max(s.parallel_episodes, s.update_every) > s.buffer_size:
+        raise UsageError(
+            f"buffer_size is {s.buffer_size}, but must hold the episodes played between updates: "
+            f"parallel_episodes={s.parallel_episodes}, update_every={s.update_every}."
+        )
+    if config.learning_starts > s.buffer_size:
+        raise UsageError(
+            f"learning_starts is {s.learning_starts}, but the buffer never holds more than "
+            f"buffer_size={s.buffer_size} episodes."
+        )
+    if config.private and s.sampling != "poisson":
+        raise UsageError(
+            f"sampling is '{s.sampling}', but {config.algorithm} needs 'poisson': "
+            "its privacy rests on it."
+        )
+
+
+def to_text(config: Config) -> str:
+    """The content of config.yaml."""
+    import yaml
+
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def load(path: Path) -> Config:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text())
+        return make(
+            data["algorithm"],
+            data["env"],
+            data["steps"],
+            data["seeds"],
+            data["seed"],
+            data["settings"],
+        )
+    except OSError:
+        raise UsageError(
+            f"{path} cannot be read; is {path.parent} the directory of a run?"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as problem:
+        reason = " ".join(str(problem).split())
+        raise UsageError(
+            f"{path} is not a run's configuration ({type(problem).__name__}: {reason})."
+        ) from None

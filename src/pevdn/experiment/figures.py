@@ -1,0 +1,81 @@
+"""Pictures of a run: one for paper, one for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pevdn.experiment.report import by_seed
+
+if TYPE_CHECKING:
+    from pevdn.experiment.run import Run
+
+Series = list[tuple[float, float]]
+
+
+def mean_curve(lines: Sequence[dict[str, Any]], name: str) -> Series:
+    """(steps, value) for each evaluation, mean over the seeds that have the value."""
+    points: Series = []
+    for together in zip(*by_seed(lines).values(), strict=False):
+        values = [line[name] for line in together if line.get(name) is not None]
+        if values:
+            steps = sum(line["env_steps"] for line in together) / len(together)
+            points.append((steps, sum(values) / len(values)))
+    return points
+
+
+def draw_curve(run: Run) -> Path:
+    """curve.png: the win rate of each seed, and their mean, against environment steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    config, lines = run.config, run.metrics
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for curve in by_seed(lines).values():
+        axes.plot(
+            *zip(*[(x["env_steps"], x["win_rate"]) for x in curve], strict=True),
+            color="C0",
+            alpha=0.25,
+            linewidth=1,
+        )
+    axes.plot(*zip(*mean_curve(lines, "win_rate"), strict=True), color="C0", label="running model")
+    anchor = mean_curve(lines, "win_rate_anchor")
+    if anchor:
+        axes.plot(*zip(*anchor, strict=True), color="C3", label="anchor model")
+        axes.legend(frameon=False)
+    title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
+    if config.private:
+        last = [curve[-1] for curve in by_seed(lines).values()]
+        agent, team = (max(x[f"epsilon_{v}"] for x in last) for v in ("agent", "team"))
+        title += f"\nε agent {agent:.2f}, ε team {team:.2f} at δ = {config.delta:.2g}"
+    axes.set(title=title, xlabel="environment steps", ylabel="win rate", ylim=(-0.03, 1.03))
+    axes.grid(alpha=0.3)
+    path = run.path / "curve.png"
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def text_curve(points: Series, width: int = 60, height: int = 8) -> str:
+    """The same curve in eighths of a character, 0 to 1 from bottom to top."""
+    if not points:
+        return ""
+    end = points[-1][0] or 1
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for steps, value in points:
+        columns[min(width - 1, int(steps / end * width))].append(value)
+    heights, last = [], 0.0
+    for column in columns:
+        last = sum(column) / len(column) if column else last
+        heights.append(round(last * height * 8))
+    blocks = " ▁▂▃▄▅▆▇█"
+    rows = []
+    for row in range(height - 1, -1, -1):
+        label = {height - 1: "1.0", 0: "0.0"}.get(row, "   ")
+        rows.append(f"{label} │" + "".join(blocks[max(0, min(8, h - 8 * row))] for h in heights))
+    rows.append("    └" + "─" * width)
+    rows.append("     0" + f"{end:,.0f} steps".rjust(width - 1))
+    return "\n".join(rows)

@@ -1,0 +1,125 @@
+"""What a person sees while a team trains. Everything goes to standard error."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass
+class Moment:
+    """Where training stands."""
+
+    steps: int  # mean over seeds
+    steps_per_second: float  # all seeds together, while training
+    evaluated: dict[str, float] | None = None  # means over seeds of the newest evaluation
+
+
+class Observer(Protocol):
+    def note(self, text: str) -> None: ...
+    def start(self, title: str, steps: int, done: int) -> None: ...
+    def moment(self, moment: Moment) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Silent:
+    """For use from Python."""
+
+    def note(self, text: str) -> None: ...
+    def start(self, title: str, steps: int, done: int) -> None: ...
+    def moment(self, moment: Moment) -> None: ...
+    def stop(self) -> None: ...
+
+
+def _figures(evaluated: dict[str, float] | None) -> str:
+    if evaluated is None:
+        return ""
+    text = f"win rate {evaluated['win_rate']:.2f}"
+    if evaluated.get("win_rate_anchor") is not None:
+        text += f" (anchor {evaluated['win_rate_anchor']:.2f})"
+    if "epsilon_team" in evaluated:
+        agent, team = evaluated["epsilon_agent"], evaluated["epsilon_team"]
+        text += f" · ε agent {agent:.2f} team {team:.2f}"
+    return text
+
+
+class Plain:
+    """One line per evaluation, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] | None = None
+        self._total = 0
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def start(self, title: str, steps: int, done: int) -> None:
+        self._total = steps
+        self.note(f"{title}: {done:,} of {steps:,} steps")
+
+    def moment(self, moment: Moment) -> None:
+        if moment.evaluated is None or moment.evaluated is self._said:
+            return
+        self._said = moment.evaluated
+        self.note(
+            f"{moment.steps:>9,} of {self._total:,} steps · {_figures(moment.evaluated)}"
+            f" · {moment.steps_per_second:,.0f} steps/s"
+        )
+
+    def stop(self) -> None: ...
+
+
+class Bar:
+    """A live bar: steps, speed, time left, and below it win rate and ε; fits into 80 columns."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._live: Any = None
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+    def start(self, title: str, steps: int, done: int) -> None:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        self._console.print(title, style="bold", highlight=False)
+        self._bar = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            speed_estimate_period=60,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=done, speed="")
+        self._figures = Text()
+        self._live = Live(Group(self._bar, self._figures), console=self._console)
+        self._live.start()
+
+    def moment(self, moment: Moment) -> None:
+        speed = f"{moment.steps_per_second:,.0f}/s" if moment.steps_per_second else ""
+        self._bar.update(self._task, completed=moment.steps, speed=speed)
+        if moment.evaluated:
+            self._figures.plain = _figures(moment.evaluated)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def observer() -> Observer:
+    """A bar for a person at a terminal, plain lines for everything else."""
+    return Bar() if sys.stderr.isatty() else Plain()

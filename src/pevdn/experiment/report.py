@@ -1,0 +1,137 @@
+"""From the lines of a run to figures that a person can quote."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pevdn import __version__
+from pevdn.experiment.config import Config
+
+if TYPE_CHECKING:
+    from pevdn.experiment.checkpoint import Progress
+    from pevdn.experiment.run import Run
+
+WINDOW = 100_000  # the final figures are means over the last so many steps
+
+GUARANTEE = (
+    "ε is for one training episode: all agents' records of it as they are, or empty. "
+    "epsilon_team holds against an outsider who sees all agents act or their parameters, and so "
+    "against any who sees fewer. epsilon_agent is the loss through one agent's own updates with "
+    "its teammates' contributions held fixed. A teammate, who sees the opened sums, gets no "
+    "differential privacy. Evaluation episodes and the choice of settings are not covered."
+)
+
+
+def confidence(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of its 95 % confidence interval (Student's t; None for one value)."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    from scipy.stats import t
+
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
+
+
+def late_mean(lines: Sequence[dict[str, Any]], name: str, window: int = WINDOW) -> float | None:
+    """One seed's mean over its last `window` steps (the later half of a shorter run)."""
+    end = max(line["env_steps"] for line in lines)
+    start = end - min(window, end / 2)
+    values = [
+        v for line in lines if line["env_steps"] >= start and (v := line.get(name)) is not None
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def by_seed(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["seed"], []).append(line)
+    return found
+
+
+def summarise(
+    run: Run, config: Config, progress: Progress, compile_seconds: float
+) -> dict[str, Any]:
+    """The content of summary.json."""
+    import jax
+
+    from pevdn._platform import peak_memory_bytes
+
+    seeds = by_seed(run.metrics)
+    last = [lines[-1] for lines in seeds.values()]
+    late = [late_mean(lines, "win_rate") or 0.0 for lines in seeds.values()]
+    mean, half = confidence(late)
+    summary: dict[str, Any] = {
+        "algorithm": config.algorithm,
+        "env": config.env,
+        "steps": config.steps,
+        "seeds": sorted(seeds),
+        "win_rate": sum(line["win_rate"] for line in last) / len(last),
+        "return": sum(line["return"] for line in last) / len(last),
+        "late_win_rate": mean,
+        "late_win_rate_half_width_95": half,
+        "late_win_rate_by_seed": late,
+        "late_window_steps": min(WINDOW, config.steps // 2),
+        "episodes": sum(line["episodes"] for line in last),
+        "updates": sum(line["updates"] for line in last),
+    }
+    if config.settings.anchor:
+        anchors = [
+            v for lines in seeds.values() if (v := late_mean(lines, "win_rate_anchor")) is not None
+        ]
+        finals = [line["win_rate_anchor"] or 0.0 for line in last]
+        summary["win_rate_anchor"] = sum(finals) / len(finals)
+        summary["late_win_rate_anchor"] = sum(anchors) / len(seeds)
+        summary["anchored_seeds"] = len(anchors)
+    if config.private:
+        for name in ("epsilon_agent", "epsilon_team"):
+            summary[name] = max(line[name] for line in last)
+        summary["delta"] = config.delta
+        summary["guarantee"] = GUARANTEE
+    device = jax.local_devices()[0]
+    summary |= {
+        "env_steps_per_second": progress.training_steps / max(progress.training_seconds, 1e-9),
+        "training_seconds": progress.training_seconds,
+        "compile_seconds": compile_seconds,
+        "wall_seconds": progress.wall_seconds,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "device": f"{device.platform} {device.device_kind}",
+        "versions": {
+            "pevdn": __version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    return summary
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The summary in a few lines for a person."""
+    half = summary["late_win_rate_half_width_95"]
+    spread = f" ± {half:.3f} (95 %, {len(summary['seeds'])} seeds)" if half is not None else ""
+    lines = [
+        f"win rate {summary['win_rate']:.3f} at the end; {summary['late_win_rate']:.3f}{spread} "
+        f"over the last {summary['late_window_steps']:,} steps"
+    ]
+    if summary.get("anchored_seeds"):
+        lines.append(
+            f"anchor   {summary['win_rate_anchor']:.3f} at the end; "
+            f"{summary['late_win_rate_anchor']:.3f} over the last "
+            f"{summary['late_window_steps']:,} steps"
+        )
+    if "epsilon_team" in summary:
+        lines.append(
+            f"privacy  ε team {summary['epsilon_team']:.2f}, "
+            f"ε agent {summary['epsilon_agent']:.2f} at δ = {summary['delta']:.2g}: "
+            f"{summary['guarantee']}"
+        )
+    lines.append(
+        f"speed    {summary['env_steps_per_second']:,.0f} environment steps/s, "
+        f"{summary['wall_seconds']:,.0f} s in all, "
+        f"peak memory {summary['peak_memory_bytes'] / 2**30:.2f} GiB"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""PE-VDN C: DP-SGD on whole episodes. Algorithm 1, from CLIP to ADD noise.
+
+What it promises: for one agent and one update, the released gradient is a Poisson-subsampled
+Gaussian mechanism on that agent's episodes. Clipping bounds what one episode can add to the sum by
+C (neighbours differ in one episode, which is empty in one of them for the whole team); noise of standard deviation
+noise_multiplier · C is added once; the divisor is the *expected* batch size, a constant, because
+the realised one would tell how many episodes were sampled. How updates compose is
+`pevdn.privacy.accounting`'s business, and whom it protects from is in docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax_privacy.clipping import clipped_fun
+from jax_privacy.noise_addition import gaussian_privatizer
+
+from pevdn.agent.learning import Pullback
+
+
+def padded_batch_size(expected_batch_size: int, buffer_size: int) -> int:
+    """Room for one part of a Poisson sample: two standard deviations above its mean.
+
+    A larger sample is worked off in several parts (`exchange.indices.padded`), so this number
+    sets the speed and nothing else.
+    """
+    return min(buffer_size, math.ceil(expected_batch_size + 2 * math.sqrt(expected_batch_size)))
+
+
+def clipped_sum(
+    pullbacks: Pullback, cotangents: Array, padding: Array, clip_norm: float
+) -> Array:
+    """Σ over episodes of the gradient clipped to C, for one agent, as one flat vector (P,).
+
+    `pullbacks` has one entry per episode, cotangents are (B, T), and `padding` (B,) marks entries
+    that are not episodes. L2 sensitivity to emptying one episode: `clip_norm`, also when a gradient is not finite (it then counts as zero).
+    """
+    per_episode = clipped_fun(
+        lambda pullback, cotangent: ravel_pytree(pullback(cotangent))[0],
+        batch_argnums=(0, 1),
+        keep_batch_dim=False,
+        l2_clip_norm=clip_norm,
+    )
+    total: Array = per_episode(pullbacks, cotangents, is_padding_example=padding)
+    return total
+
+
+def noised_mean(
+    key: Array,
+    total: Array,
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_batch_size: int,
+) -> Array:
+    """(Σ + N(0, (noise_multiplier · C)²)) / expected batch size, for one agent."""
+    if noise_multiplier > 0:
+        privatizer = gaussian_privatizer(stddev=noise_multiplier * clip_norm, prng_key=key)
+        total, _ = privatizer.update(total, privatizer.init(total))
+    return total / expected_batch_size

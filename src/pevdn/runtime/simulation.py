@@ -1,0 +1,556 @@
+"""The whole team in one compiled program: play, remember, exchange, learn, evaluate.
+
+Agents are an array axis here (one per kind, see `team`), and so are seeds: a *lane* is one
+independent training run with its own world, agents and random numbers, and `--seeds 8` is eight
+lanes of one program. Algorithm 1 is `Simulation._iteration`; every step of it is a named method.
+
+Shapes: S lanes, N agents (of one kind), E episodes played side by side, T steps, B minibatch.
+Arrays of agents are (S, N, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from pevdn.agent import acting, learning, network, replay
+from pevdn.agent.learning import Learner
+from pevdn.agent.network import Parameters
+from pevdn.agent.replay import Episode
+from pevdn.exchange import Exchange, central, indices
+from pevdn.exchange.alone import alone
+from pevdn.exchange.broadcast import broadcast
+from pevdn.exchange.secret_shared import Code, secret_shared
+from pevdn.experiment.config import Config, Settings
+from pevdn.privacy import mechanism
+from pevdn.runtime.team import Team
+from pevdn.worlds.base import Step, World
+
+
+class State(NamedTuple):
+    """Everything a run is, between two iterations. Counters are (S,)."""
+
+    learners: tuple[Learner, ...]  # by kind, (S, N, ...)
+    replays: tuple[Episode, ...]  # by kind, (S, N, buffer_size + 1, ...)
+    key: Array  # (S,) random keys
+    env_steps: Array
+    episodes: Array
+    updates: Array
+    stored_at: Array  # (S, buffer_size) how many updates had been made when a slot was written
+    exposure: Array  # the most updates that any one episode was in the buffer for
+    refused: Array  # the largest message that did not fit, 0 as long as all did
+    anchored: Array  # bool: an anchor exists
+    threshold: Array  # win rate that the next anchor must beat
+
+
+class Played(NamedTuple):
+    """Episodes as they were played, (S, E)."""
+
+    episodes: tuple[Episode, ...]  # by kind, (S, N, E, ...)
+    length: Array
+    total_reward: Array
+    won: Array
+
+
+class Score(NamedTuple):
+    """Means over the evaluation episodes, (S,)."""
+
+    win_rate: Array
+    total_reward: Array
+    length: Array
+
+
+def each_agent(f: Callable[..., Any], *shared: int) -> Callable[..., Any]:
+    """Map a function of one agent over (S, N, ...); arguments `shared` are per lane, (S, ...)."""
+
+    def mapped(*args: Any) -> Any:
+        over_agents = [None if i in shared else 0 for i in range(len(args))]
+        return jax.vmap(jax.vmap(f, in_axes=over_agents))(*args)
+
+    return mapped
+
+
+def where_lane(condition: Array, new: Any, old: Any) -> Any:
+    """`new` in the lanes where the condition (S,) holds, `old` in the others."""
+
+    def choose(a: Array, b: Array) -> Array:
+        return jnp.where(condition.reshape(-1, *([1] * (a.ndim - 1))), a, b)
+
+    return jax.tree.map(choose, new, old)
+
+
+def split_keys(keys: Array, *shape: int) -> Array:
+    """Keys (S,) to (S, *shape)."""
+    return jax.vmap(lambda key: jax.random.split(key, shape))(keys)
+
+
+def optimiser_for(config: Config) -> optax.GradientTransformation:
+    s = config.settings
+    if s.optimizer == "adam":
+        optimiser = optax.adamw(s.learning_rate, weight_decay=s.weight_decay)
+    else:
+        optimiser = optax.chain(
+            optax.add_decayed_weights(s.weight_decay),
+            optax.sgd(s.learning_rate, momentum=s.momentum),
+        )
+    if config.private or s.max_gradient_norm == 0:
+        return optimiser
+    return optax.chain(optax.clip_by_global_norm(s.max_gradient_norm), optimiser)
+
+
+def exchange_for(config: Config) -> Exchange | None:
+    """The exchange of the algorithm; None for the central node, which exchanges nothing."""
+    code = Code(config.settings.precision, config.settings.modulus)
+    return {
+        "alone": alone,
+        "broadcast": broadcast,
+        "secret_shared": partial(secret_shared, code=code),
+        "central": None,
+    }[config.exchange]
+
+
+class Simulation:
+    """A world and a configuration, ready to run; all state is in `State`."""
+
+    def __init__(self, world: World, config: Config) -> None:
+        self.world = world
+        self.config = config
+        self.team = Team.of(world.agents)
+        self.optimiser = optimiser_for(config)
+        self.exchange = exchange_for(config)
+
+    @property
+    def settings(self) -> Settings:
+        return self.config.settings
+
+    @property
+    def updates_due(self) -> int:
+        """Updates that are due after one block of episodes."""
+        return -(-self.settings.parallel_episodes // self.settings.update_every)
+
+    @property
+    def block(self) -> int:
+        """Episodes played side by side: parallel_episodes, up to a multiple of update_every."""
+        return self.updates_due * self.settings.update_every
+
+    # ---- the three programs ---------------------------------------------------------------
+
+    def start(self, seeds: Array) -> State:
+        """A fresh team for each seed (S,)."""
+        s, (S,) = self.settings, seeds.shape
+        base = jax.vmap(jax.random.key)(seeds)
+        keys = split_keys(base, 2)
+        learners, replays = [], []
+        agent_keys = split_keys(keys[:, 1], len(self.team))
+        for kind in self.team.kinds:
+            sizes = (kind.spec.observation_size, kind.spec.n_actions)
+            begin = partial(
+                learning.begin, sizes=(*sizes, s.hidden_size), optimiser=self.optimiser
+            )
+            learners.append(each_agent(begin)(agent_keys[:, jnp.array(kind.members)]))
+            rows = replay.empty(s.buffer_size, self.world.max_steps, *sizes)
+            copies = (S, len(kind.members))
+            replays.append(jax.tree.map(lambda x, c=copies: jnp.zeros(c + x.shape, x.dtype), rows))
+        zeros = jnp.zeros(S, jnp.int32)
+        return State(
+            learners=tuple(learners),
+            replays=tuple(replays),
+            key=keys[:, 0],
+            env_steps=zeros,
+            episodes=zeros,
+            updates=zeros,
+            stored_at=jnp.zeros((S, s.buffer_size), jnp.int32),
+            exposure=zeros,
+            refused=jnp.zeros(S),
+            anchored=jnp.zeros(S, bool),
+            threshold=jnp.full(S, s.anchor_threshold),
+        )
+
+    def advance(self, state: State, until: Array, most: Array) -> State:
+        """Iterate each lane until it has made `until` environment steps, `most` times at most.
+
+        A lane that is there first waits unchanged, so that what a lane does depends on its own
+        seed alone, and so that calls of any length add up to the same run.
+        """
+
+        def unfinished(carry: tuple[State, Array]) -> Array:
+            state, done = carry
+            return jnp.any(self._active(state, until)) & (done < most)
+
+        def body(carry: tuple[State, Array]) -> tuple[State, Array]:
+            state, done = carry
+            return self._iteration(state, self._active(state, until)), done + 1
+
+        return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+
+    def evaluate(self, params: tuple[Parameters, ...], keys: Array) -> Score:
+        """Greedy episodes for each lane, with keys (S,) that training never sees."""
+        keys = split_keys(keys, self.settings.eval_episodes)
+        played = self._play(params, keys, jnp.zeros(keys.shape[0]), record=False)
+        return Score(
+            played.won.mean(1), played.total_reward.mean(1), played.length.mean(1)
+        )
+
+    def keep_anchor(self, state: State, win_rate: Array) -> State:
+        """Where an evaluation (S,) beat the threshold: keep the parameters, raise the threshold."""
+        better = win_rate > state.threshold
+        learners = tuple(
+            learner._replace(anchor=where_lane(better, learner.params, learner.anchor))
+            for learner in state.learners
+        )
+        return state._replace(
+            learners=learners,
+            anchored=state.anchored | better,
+            threshold=jnp.where(better, win_rate, state.threshold),
+        )
+
+    # ---- Algorithm 1 ----------------------------------------------------------------------
+
+    def _active(self, state: State, until: Array) -> Array:
+        return (state.env_steps < until) & (state.refused == 0)
+
+    def _iteration(self, state: State, active: Array) -> State:
+        """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
+        keys = split_keys(state.key, 3)
+        s = self.settings
+        epsilon = acting.exploration(
+            state.env_steps, s.exploration_start, s.exploration_end, s.exploration_steps
+        )
+        params = tuple(learner.params for learner in state.learners)
+        played = self._play(params, split_keys(keys[:, 1], self.block), epsilon, record=True)
+        state = self._append(state, played, active)
+        state = state._replace(key=jnp.where(active, keys[:, 0], state.key))
+
+        def update(state: State, keys: Array) -> tuple[State, None]:
+            ready = active & (state.episodes >= self.config.learning_starts) & (state.refused == 0)
+            coin = jax.vmap(jax.random.uniform)(keys[:, 0])
+            ready &= coin * s.buffer_throughput < 1  # public: whether an update happened shows
+            return jax.lax.cond(jnp.any(ready), self._update, _skip, state, keys, ready), None
+
+        update_keys = jnp.swapaxes(split_keys(keys[:, 2], self.updates_due, 4), 0, 1)
+        return jax.lax.scan(update, state, update_keys)[0]
+
+    def _play(
+        self, params: tuple[Parameters, ...], keys: Array, epsilon: Array, record: bool
+    ) -> Played:
+        """E episodes in each lane, for keys (S, E), until the last one has ended."""
+        S, E = keys.shape
+        T, kinds = self.world.max_steps, self.team.kinds
+        lanes = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731  over (S, E)
+        world_state, step = lanes(self.world.reset)(jax.vmap(jax.vmap(_fold, (0, None)), (0, None))(keys, T))
+        memories = tuple(
+            network.initial_memory(p, S, len(k.members), E)
+            for k, p in zip(kinds, params, strict=True)
+        )
+        last = tuple(jnp.full((S, len(k.members), E), -1, jnp.int32) for k in kinds)
+        tape = self._blank_tape(S, E) if record else ()
+
+        def going(carry: Any) -> Array:
+            t, *_, alive = carry
+            return (t < T) & jnp.any(alive)
+
+        def body(carry: Any) -> Any:
+            t, world_state, step, memories, last, tape, length, total, won, alive = carry
+            now = lanes(lambda key: jax.random.split(_fold(key, t)))(keys)  # (S, E, 2)
+            observations, available = self._views(step)
+            memories, actions = self._act(
+                params, memories, observations, available, last, now[..., 0], epsilon
+            )
+            joint = self.team.by_agent(actions, axis=1)
+            world_state, after = lanes(self.world.step)(now[..., 1], world_state, joint)
+            reward = jnp.where(alive, after.reward, 0.0)
+            if record:
+                seen = self._views(after)
+                ended = alive & after.done & ~after.truncated
+                tape = _write(tape, t, seen, actions, reward, ended, alive)
+            return (
+                t + 1,
+                world_state,
+                after,
+                memories,
+                actions,
+                tape,
+                length + alive,
+                total + reward,
+                won | (alive & after.done & after.won),
+                alive & ~after.done,
+            )
+
+        zero = jnp.zeros((S, E), jnp.int32)
+        nothing = jnp.zeros((S, E), bool)
+        if record:
+            tape = _write_first(tape, self._views(step))
+        carry = (0, world_state, step, memories, last, tape, zero, jnp.zeros((S, E)), nothing, ~nothing)
+        *_, tape, length, total, won, _ = jax.lax.while_loop(going, body, carry)
+        return Played(_as_episodes(tape, length), length, total, won)
+
+    def _act(
+        self,
+        params: tuple[Parameters, ...],
+        memories: tuple[Array, ...],
+        observations: tuple[Array, ...],
+        available: tuple[Array, ...],
+        last: tuple[Array, ...],
+        keys: Array,
+        epsilon: Array,
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Every agent's next memory and ε-greedy action, from what it alone has seen."""
+
+        def one(
+            theta: Parameters,
+            memory: Array,
+            seen: Array,
+            open_: Array,
+            last: Array,
+            chance: Array,
+            epsilon: Array,
+        ) -> tuple[Array, Array]:
+            memory, q = network.step(theta, memory, seen, last)
+            return memory, acting.epsilon_greedy(chance, q, open_, epsilon)
+
+        draw = partial(jax.random.uniform, shape=(len(self.team), 2))
+        chances = jnp.swapaxes(jax.vmap(jax.vmap(draw))(keys), 1, 2)  # (S, N, E, 2)
+        new_memories, actions = [], []
+        for k, kind in enumerate(self.team.kinds):
+            own = chances[:, jnp.array(kind.members)]
+            memory, action = each_agent(one, 6)(
+                params[k], memories[k], observations[k], available[k], last[k], own, epsilon
+            )
+            new_memories.append(memory)
+            actions.append(action)
+        return tuple(new_memories), tuple(actions)
+
+    def _append(self, state: State, played: Played, active: Array) -> State:
+        """APPEND each agent's own episodes to its own replay buffer, in the active lanes."""
+        size = self.settings.buffer_size
+        slots = jax.vmap(lambda n: replay.slots_for(n, self.block, size))(state.episodes)
+        slots = jnp.where(active[:, None], slots, size)  # the scratch slot
+        stored = jax.vmap(lambda row, slots, now: row.at[slots].set(now, mode="drop"))
+        return state._replace(
+            replays=tuple(
+                each_agent(replay.store, 1)(rows, slots, new)
+                for rows, new in zip(state.replays, played.episodes, strict=True)
+            ),
+            stored_at=stored(state.stored_at, slots, state.updates),
+            env_steps=state.env_steps + jnp.where(active, played.length.sum(1), 0),
+            episodes=state.episodes + jnp.where(active, self.block, 0),
+        )
+
+    def _update(self, state: State, keys: Array, ready: Array) -> State:
+        """CHOOSE indices, compute every agent's gradient, and learn, in the lanes that are ready."""
+        gradients, refused = self._gradients(state, keys)
+        applied = ready & (refused == 0)
+        s = self.settings
+        if s.target_update == "soft":
+            rate = jnp.full(ready.shape, s.target_rate)
+        else:
+            rate = ((state.updates + 1) % s.target_every == 0).astype(jnp.float32)
+        strength = jnp.where(state.anchored, s.anchor_penalty, 0.0) if s.anchor else None
+
+        def improve(learner: Learner, gradient: Parameters, rate: Array, strength: Array) -> Learner:
+            if strength is not None:
+                gradient = learning.pull_to_anchor(gradient, learner, strength)
+            return learning.improve(learner, gradient, self.optimiser, rate)
+
+        learners = tuple(
+            where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rate, strength), learner)
+            for learner, gradient in zip(state.learners, gradients, strict=True)
+        )
+        updates = state.updates + applied
+        oldest = jnp.where(state.episodes > s.buffer_size, state.episodes % s.buffer_size, 0)
+        longest = updates - jnp.take_along_axis(state.stored_at, oldest[:, None], 1)[:, 0]
+        return state._replace(
+            learners=learners,
+            updates=updates,
+            exposure=jnp.where(applied, jnp.maximum(state.exposure, longest), state.exposure),
+            refused=jnp.where(ready, jnp.maximum(state.refused, refused), state.refused),
+        )
+
+    # ---- gradients ------------------------------------------------------------------------
+
+    def _gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
+        """Every agent's gradient by kind (S, N, ...), and the largest refused message (S,)."""
+        s, size = self.settings, self.settings.buffer_size
+        filled = jnp.minimum(state.episodes, size)
+        if s.sampling == "uniform":
+            choose = partial(indices.uniform, capacity=size, batch_size=s.expected_batch_size)
+            chosen = jax.vmap(choose)(keys[:, 1], filled)
+            total, refused = self._minibatch(state, chosen, keys[:, 2])
+        else:
+            total, refused = self._poisson_minibatch(state, filled, keys)
+        if self.config.private:
+            noised = partial(
+                mechanism.noised_mean,
+                clip_norm=s.clip_norm,
+                noise_multiplier=s.noise_multiplier,
+                expected_batch_size=s.expected_batch_size,
+            )
+
+            def finish(key: Array, total: Array, learner: Learner) -> Parameters:
+                _, unravel = ravel_pytree(learner.params)
+                gradient: Parameters = unravel(noised(key, total))
+                return gradient
+
+            noise_keys = split_keys(keys[:, 3], len(self.team))
+            return tuple(
+                each_agent(finish)(noise_keys[:, jnp.array(kind.members)], summed, learner)
+                for kind, summed, learner in zip(
+                    self.team.kinds, total, state.learners, strict=True
+                )
+            ), refused
+        return jax.tree.map(lambda g: g / s.expected_batch_size, total), refused
+
+    def _poisson_minibatch(
+        self, state: State, filled: Array, keys: Array
+    ) -> tuple[tuple[Any, ...], Array]:
+        """Sums over a Poisson sample of whatever size, worked off in parts of fixed size."""
+        s, size = self.settings, self.settings.buffer_size
+        room = mechanism.padded_batch_size(s.expected_batch_size, size)
+        choose = partial(indices.poisson, capacity=size, rate=self.config.sampling_rate)
+        sampled = jax.vmap(choose)(keys[:, 1], filled)
+        parts = -(-jnp.max(sampled.sum(1)) // room)
+
+        def one_part(carry: Any) -> Any:
+            part, total, refused = carry
+            chosen = jax.vmap(lambda x: indices.padded(x, room, part))(sampled)
+            part_keys = jax.vmap(_fold, (0, None))(keys[:, 2], part)
+            more, worse = self._minibatch(state, chosen, part_keys)
+            return part + 1, jax.tree.map(jnp.add, total, more), jnp.maximum(refused, worse)
+
+        nobody = jnp.full((keys.shape[0], room), size)
+        shapes, _ = jax.eval_shape(self._minibatch, state, nobody, keys[:, 2])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        start = (jnp.int32(0), nothing, jnp.zeros(keys.shape[0]))
+        _, total, refused = jax.lax.while_loop(lambda carry: carry[0] < parts, one_part, start)
+        return total, refused
+
+    def _minibatch(
+        self, state: State, chosen: Array, keys: Array
+    ) -> tuple[tuple[Any, ...], Array]:
+        """Sum over the chosen episodes (S, B) of every agent's gradient.
+
+        Parameters (S, N, ...) by kind; if private, each episode clipped, and as vectors (S, N, P).
+        """
+        batches = [each_agent(replay.fetch, 1)(rows, chosen) for rows in state.replays]
+        params = [learner.params for learner in state.learners]
+        targets = [learner.target for learner in state.learners]
+        s = self.settings
+        if self.exchange is None:
+            together = [each_agent(learning.time_first)(batch) for batch in batches]
+            joint = partial(central.team_gradient, gamma=s.gamma, double_q=s.double_q)
+            return tuple(jax.vmap(joint)(params, targets, together)), jnp.zeros(keys.shape)
+
+        compute = partial(learning.message, gamma=s.gamma, double_q=s.double_q)
+        if self.config.private:  # one gradient per episode: map over the minibatch as well
+            compute = jax.vmap(compute, in_axes=(None, None, 0))
+        else:
+            batches = [each_agent(learning.time_first)(batch) for batch in batches]
+        computed = [
+            each_agent(compute)(*args) for args in zip(params, targets, batches, strict=True)
+        ]
+        messages = jnp.stack(self.team.by_agent([m for m, _ in computed], axis=1), axis=1)
+        opened = jax.vmap(self.exchange)(keys, messages)  # the only line where agents meet
+        totals = self.team.by_kind([opened.total[:, i] for i in range(len(self.team))], axis=1)
+
+        def private_sum(pullback: Any, total: Array, batch: Episode, padding: Array) -> Array:
+            errors = jax.vmap(learning.team_error)(total, batch)
+            cotangents = jax.vmap(learning.error_gradient)(errors, batch)
+            return mechanism.clipped_sum(pullback, cotangents, padding, s.clip_norm)
+
+        padding = chosen == s.buffer_size
+        gradients = tuple(
+            each_agent(private_sum, 3)(pullback, total, batch, padding)
+            if self.config.private
+            else each_agent(learning.local_gradient)(pullback, total, batch)
+            for (_, pullback), total, batch in zip(computed, totals, batches, strict=True)
+        )
+        return gradients, opened.refused
+
+    # ---- recording ------------------------------------------------------------------------
+
+    def _views(self, step: Step) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Observations and available actions by kind, (S, N, E, ...)."""
+        return (
+            self.team.by_kind(step.observations, axis=1),
+            self.team.by_kind(step.available, axis=1),
+        )
+
+    def _blank_tape(self, S: int, E: int) -> tuple[Episode, ...]:
+        """Room for a recording by kind, time first: (T + 1, S, N, E, ...)."""
+        T = self.world.max_steps
+        tapes = []
+        for kind in self.team.kinds:
+            where = (S, len(kind.members), E)
+            spec = kind.spec
+            tapes.append(
+                Episode(
+                    observations=jnp.zeros((T + 1, *where, spec.observation_size)),
+                    available=jnp.zeros((T + 1, *where, spec.n_actions), bool),
+                    actions=jnp.zeros((T, *where), jnp.int16),
+                    rewards=jnp.zeros((T, *where)),
+                    terminal=jnp.zeros((T, *where), bool),
+                    length=jnp.zeros(where, jnp.int32),
+                )
+            )
+        return tuple(tapes)
+
+
+Views = tuple[tuple[Array, ...], tuple[Array, ...]]
+
+
+def _fold(key: Array, number: Array | int) -> Array:
+    return jax.random.fold_in(key, number)
+
+
+def _skip(state: State, keys: Array, ready: Array) -> State:
+    return state
+
+
+def _write_first(tape: tuple[Episode, ...], views: Views) -> tuple[Episode, ...]:
+    return tuple(
+        episode._replace(
+            observations=episode.observations.at[0].set(seen),
+            available=episode.available.at[0].set(open_),
+        )
+        for episode, seen, open_ in zip(tape, *views, strict=True)
+    )
+
+
+def _write(
+    tape: tuple[Episode, ...],
+    t: Array,
+    views: Views,
+    actions: tuple[Array, ...],
+    reward: Array,
+    ended: Array,
+    alive: Array,
+) -> tuple[Episode, ...]:
+    """Record step t: what was done, and what was seen after it. Nothing once an episode is over."""
+    on = alive[:, None, :]  # (S, 1, E)
+    return tuple(
+        episode._replace(
+            observations=episode.observations.at[t + 1].set(seen * on[..., None]),
+            available=episode.available.at[t + 1].set(open_ & on[..., None]),
+            actions=episode.actions.at[t].set((action * on).astype(jnp.int16)),
+            rewards=episode.rewards.at[t].set(jnp.broadcast_to(reward[:, None], action.shape)),
+            terminal=episode.terminal.at[t].set(jnp.broadcast_to(ended[:, None], action.shape)),
+        )
+        for episode, seen, open_, action in zip(tape, *views, actions, strict=True)
+    )
+
+
+def _as_episodes(tape: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
+    """(T, S, N, E, ...) as recorded to (S, N, E, T, ...) as stored."""
+    return tuple(
+        Episode(*(jnp.moveaxis(x, 0, 3) for x in episode[:-1]), length=jnp.broadcast_to(
+            length[:, None], episode.length.shape
+        ))
+        for episode in tape
+    )

@@ -1,0 +1,89 @@
+"""Environments behind one interface; `make` builds one from its id, `available` lists them.
+
+Importing this package imports neither JAX nor any simulator: `pevdn worlds` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pevdn.errors import UsageError, unknown
+from pevdn.worlds.maps import BATTLE_MAPS, STOCK_LIMIT, TOY_GAMES
+
+if TYPE_CHECKING:
+    from pevdn.worlds.base import World
+
+FAMILIES = {
+    "smax": "stock SMAX",
+    "smax-sc2": "SMAX with StarCraft II's rules",
+    "toy": "a toy with a known answer",
+}
+NOT_YET = {"smac": "StarCraft II itself, through SMAC", "pettingzoo": "PettingZoo's games"}
+
+
+@dataclass(frozen=True)
+class WorldInfo:
+    """What `pevdn worlds` says of one world."""
+
+    id: str
+    agents: int
+    episode_limit: int  # steps
+    description: str
+
+
+def available() -> list[WorldInfo]:
+    """Every world that `make` can build."""
+    stock = [
+        WorldInfo(f"smax:{name}", m.allies, STOCK_LIMIT, f"{m.units}; {FAMILIES['smax']}")
+        for name, m in BATTLE_MAPS.items()
+    ]
+    starcraft = [
+        WorldInfo(f"smax-sc2:{name}", m.allies, m.limit, f"{m.units}; {FAMILIES['smax-sc2']}")
+        for name, m in BATTLE_MAPS.items()
+    ]
+    toys = [WorldInfo(f"toy:{name}", g.agents, g.limit, g.about) for name, g in TOY_GAMES.items()]
+    return starcraft + stock + toys
+
+
+@functools.cache  # a world never changes, and compiled programs are kept per world object
+def make(world_id: str) -> World:
+    """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id."""
+    family, _, name = world_id.partition(":")
+    if family in NOT_YET:
+        raise _not_yet(world_id, family, name)
+    if world_id not in {info.id for info in available()}:
+        raise _unknown_world(world_id)
+    if family == "toy":
+        from pevdn.worlds import toy
+
+        games: dict[str, type[World]] = {"coordination": toy.Coordination, "two-step": toy.TwoStep}
+        return games[name]()
+    from pevdn.worlds.smax import SmaxWorld
+
+    return SmaxWorld(name, starcraft=family == "smax-sc2")
+
+
+def _not_yet(world_id: str, family: str, name: str) -> UsageError:
+    instead = f"; try 'smax-sc2:{name}' instead" if name in BATTLE_MAPS else ""
+    return UsageError(
+        f"world '{world_id}' needs {NOT_YET[family]}, which this version does not have yet{instead}"
+    )
+
+
+def _unknown_world(world_id: str) -> UsageError:
+    """Names the nearest id: within the family if that is right, else by what follows the colon."""
+    ids = [info.id for info in available()]
+    family, colon, _ = world_id.partition(":")
+    if colon and family in FAMILIES:
+        return unknown("world", world_id, [i for i in ids if i.startswith(f"{family}:")])
+    if colon and difflib.get_close_matches(world_id, ids, n=1):
+        return unknown("world", world_id, ids)
+    if not colon:
+        names = [*BATTLE_MAPS, *TOY_GAMES]
+        near = difflib.get_close_matches(world_id, names, n=1)
+        if near:
+            return unknown("world", world_id, [i for i in ids if i.endswith(f":{near[0]}")])
+    return unknown("world family", family, FAMILIES, "A world is FAMILY:NAME, as in 'smax-sc2:3m'.")

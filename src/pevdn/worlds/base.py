@@ -1,0 +1,60 @@
+"""What a world is: the only thing a team sees of its environment.
+
+A world hands every agent its own observation and its own available actions, and the team one
+reward. It never hands one agent's observation to another: the views of a step are a tuple with
+one entry per agent, and the runtime passes entry i to agent i alone.
+
+Shapes: N agents, O_i the size of agent i's observation, A_i the number of its actions.
+Agents may be unlike each other: O_i and A_i may differ within a team.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jax import Array
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """The shape of one agent's interface to the world."""
+
+    observation_size: int
+    n_actions: int
+
+
+class Step(NamedTuple):
+    """What the team gets from one step of a world.
+
+    `observations[i]` (O_i,) float and `available[i]` (A_i,) bool belong to agent i alone.
+    `done` ends the episode; `truncated` says that only the clock ended it, so that values are
+    still bootstrapped from the last observation.
+    """
+
+    observations: tuple[Array, ...]
+    available: tuple[Array, ...]
+    reward: Array  # () float, the team's
+    done: Array  # () bool
+    truncated: Array  # () bool, implies done
+    won: Array  # () bool, meaningful when done
+
+
+@runtime_checkable
+class World(Protocol):
+    """A world whose `reset` and `step` are pure JAX functions, so that whole episodes compile.
+
+    `state` is any pytree of arrays; it holds everything, and no agent ever sees it.
+    """
+
+    name: str
+    agents: tuple[AgentSpec, ...]
+    max_steps: int
+
+    def reset(self, key: Array) -> tuple[Any, Step]:
+        """Start an episode; the returned step carries reward 0 and done False."""
+        ...
+
+    def step(self, key: Array, state: Any, actions: tuple[Array, ...]) -> tuple[Any, Step]:
+        """Play one action () int32 per agent."""
+        ...

@@ -1,0 +1,31 @@
+"""What every test shares: a compilation cache, repeatable examples, and GPU tests only on a GPU."""
+
+import os
+from pathlib import Path
+
+# JAX reads these once, when it is first imported.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests compile much and compute little: let XLA compile fast rather than compile to fast code.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=2"
+)
+
+import pevdn  # noqa: F401, I001  (before JAX: it sets the XLA flags)
+import jax
+import pytest
+from hypothesis import settings
+
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, max_examples=25, database=None
+)
+settings.load_profile("repeatable")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip(f"needs a GPU and JAX found only: {jax.default_backend()}")

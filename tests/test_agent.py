@@ -1,0 +1,242 @@
+"""What one agent computes: network, memory, choices, messages."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.stats import chisquare
+
+import pevdn.agent.acting
+import pevdn.agent.learning
+import pevdn.agent.network
+import pevdn.agent.replay
+from pevdn.agent import acting, learning, network, replay
+from pevdn.agent.replay import Episode
+
+KEY = jax.random.key(0)
+O, A, H, T = 5, 4, 8, 6
+
+
+@pytest.fixture(scope="module")
+def params():
+    return network.initialise(KEY, O, A, H)
+
+
+def episode(seed: int, *batch: int, length=None) -> Episode:
+    rng = np.random.default_rng(seed)
+    length = rng.integers(1, T + 1, batch) if length is None else np.broadcast_to(length, batch)
+    available = rng.random((T + 1, *batch, A)) < 0.7
+    available[..., 0] = True
+    return Episode(
+        observations=jnp.asarray(rng.normal(size=(T + 1, *batch, O)), jnp.float32),
+        available=jnp.asarray(available),
+        actions=jnp.asarray(rng.integers(0, A, (T, *batch)), jnp.int16),
+        rewards=jnp.asarray(rng.normal(size=(T, *batch)), jnp.float32),
+        terminal=jnp.asarray(np.arange(T).reshape(-1, *([1] * len(batch))) == length - 1),
+        length=jnp.asarray(length, jnp.int32),
+    )
+
+
+# ---- network ------------------------------------------------------------------------------
+
+
+def test_weights_start_orthogonal_and_biases_zero(params):
+    assert np.allclose(params.input_weight.T @ params.input_weight, jnp.eye(H), atol=1e-5)
+    for gate in jnp.split(params.recurrent_weight, 3, axis=1):
+        assert np.allclose(gate.T @ gate, jnp.eye(H), atol=1e-5)
+    assert not params.output_bias.any()
+    assert not params.gates_bias.any()
+
+
+def test_the_paper_sized_network_has_31_thousand_parameters():
+    big = network.initialise(KEY, 75, 8, 64)
+    assert 30_000 < sum(x.size for x in big) < 32_000
+
+
+def test_acting_step_by_step_gives_the_values_of_the_unrolled_network(params):
+    batch = episode(1, 3)
+    last = jnp.concatenate([jnp.full((1, 3), -1), batch.actions.astype(int)])
+    unrolled = network.unroll(params, batch.observations, last)
+    memory = network.initial_memory(params, 3)
+    for t in range(T + 1):
+        memory, q = network.step(params, memory, batch.observations[t], last[t])
+        assert np.allclose(q, unrolled[t], atol=1e-5)
+
+
+def test_values_depend_on_the_past(params):
+    batch = episode(2)
+    last = jnp.full(T + 1, -1)
+    changed = batch.observations.at[0].add(1.0)
+    before = network.unroll(params, batch.observations, last)
+    after = network.unroll(params, changed, last)
+    assert not np.allclose(before[-1], after[-1])
+
+
+def test_the_hand_written_derivative_of_the_gru_is_the_derivative(params):
+    """Against automatic differentiation of the same recurrence, single episodes and batches."""
+
+    def plain(params, observations, last):
+        memory = network.initial_memory(params, *observations.shape[1:-1])
+        values = []
+        for seen, action in zip(observations, last, strict=True):
+            memory, q = network.step(params, memory, seen, action)
+            values.append(q)
+        return jnp.stack(values)
+
+    for batch in (episode(3), episode(3, 2)):
+        last = jnp.zeros(batch.available.shape[:-1], int)
+        weights = jax.random.normal(KEY, (*last.shape, A))
+        loss = lambda f, p: jnp.sum(weights * f(p, batch.observations, last) ** 2)  # noqa: B023, E731
+        ours = jax.grad(lambda p: loss(network.unroll, p))(params)  # noqa: B023
+        theirs = jax.grad(lambda p: loss(plain, p))(params)  # noqa: B023
+        for a, b in zip(ours, theirs, strict=True):
+            assert np.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# ---- acting -------------------------------------------------------------------------------
+
+
+def test_greedy_never_takes_an_unavailable_action():
+    q = jnp.array([[9.0, 1.0, 2.0], [-5.0, -7.0, 0.0]])
+    available = jnp.array([[False, True, True], [True, True, False]])
+    assert acting.greedy(q, available).tolist() == [2, 0]
+
+
+def test_exploration_is_uniform_over_what_is_available_and_epsilon_often():
+    q = jnp.array([0.0, 5.0, 1.0, 0.0])
+    available = jnp.array([True, True, False, True])
+    draw = jax.vmap(lambda chance: acting.epsilon_greedy(chance, q, available, 0.6))
+    counts = np.bincount(draw(jax.random.uniform(KEY, (30_000, 2))), minlength=4)
+    assert counts[2] == 0
+    expected = 30_000 * np.array([0.2, 0.4 + 0.2, 0.2])
+    assert chisquare(counts[[0, 1, 3]], expected).pvalue > 1e-6
+
+
+def test_exploration_reaches_the_first_and_the_last_available_action_and_no_other():
+    available = jnp.array([False, True, False, True, False])
+    for chance, action in ((0.0, 1), (0.4999, 1), (0.5, 3), (0.99999994, 3)):
+        choice = acting.epsilon_greedy(jnp.array([0.0, chance]), jnp.zeros(5), available, 1.0)
+        assert int(choice) == action
+
+
+def test_exploration_falls_along_a_line_and_stays():
+    at = lambda n: float(acting.exploration(jnp.int32(n), 1.0, 0.05, 1000))  # noqa: E731
+    assert [at(0), at(1000), at(5000)] == pytest.approx([1.0, 0.05, 0.05])
+    assert at(500) == pytest.approx(0.525)
+
+
+# ---- replay -------------------------------------------------------------------------------
+
+
+def test_the_newest_episode_replaces_the_oldest():
+    rows = replay.empty(4, T, O, A)
+    for number in range(0, 6, 2):
+        pair = episode(number, 2)._replace(rewards=jnp.full((T, 2), float(number)))
+        pair = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, pair)
+        rows = replay.store(rows, replay.slots_for(jnp.int32(number), 2, 4), pair)
+    assert rows.rewards[:4, 0].tolist() == [4.0, 4.0, 2.0, 2.0]
+
+
+def test_padding_reads_as_an_empty_episode_whatever_is_in_the_scratch_slot():
+    rows = replay.empty(3, T, O, A)
+    rows = rows._replace(length=rows.length + 5)
+    batch = replay.fetch(rows, jnp.array([0, 3, 2]))
+    assert batch.length.tolist() == [5, 0, 5]
+
+
+# ---- learning -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_the_message_is_equation_8(params, double_q):
+    target = jax.tree.map(lambda x: x + 0.1, params)
+    batch = episode(4)
+    last = jnp.concatenate([jnp.array([-1]), batch.actions.astype(int)])
+    q = np.asarray(network.unroll(params, batch.observations, last))
+    q_target = np.asarray(network.unroll(target, batch.observations, last))
+    m, _ = learning.message(params, target, batch, 0.9, double_q)
+    for t in range(T):
+        if t >= int(batch.length):
+            assert float(m[t]) == 0
+            continue
+        open_ = np.flatnonzero(batch.available[t + 1])
+        chooser = q if double_q else q_target
+        best = q_target[t + 1, open_[np.argmax(chooser[t + 1, open_])]]
+        bootstrap = 0.0 if bool(batch.terminal[t]) else best
+        expected = 0.9 * bootstrap - q[t, int(batch.actions[t])]
+        assert float(m[t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_the_clock_ended_is_bootstrapped_and_what_the_game_ended_is_not(params):
+    batch = episode(5, length=T)
+    cut = batch._replace(terminal=jnp.zeros(T, bool))
+    ended, _ = learning.message(params, params, batch, 0.9, True)
+    truncated, _ = learning.message(params, params, cut, 0.9, True)
+    assert np.allclose(ended[:-1], truncated[:-1])
+    assert float(ended[-1]) != pytest.approx(float(truncated[-1]), abs=1e-4)
+
+
+def test_padding_after_the_end_changes_neither_message_nor_gradient(params):
+    batch = episode(6, length=3)
+    junk = batch._replace(
+        observations=batch.observations.at[4:].set(99.0), rewards=batch.rewards.at[3:].set(99.0)
+    )
+
+    def both(batch):
+        m, pullback = learning.message(params, params, batch, 0.9, True)
+        return m, learning.local_gradient(pullback, m, batch)
+
+    for a, b in zip(jax.tree.leaves(both(batch)), jax.tree.leaves(both(junk)), strict=True):
+        assert np.allclose(a, b, atol=1e-6)
+
+
+def test_the_local_gradient_is_that_of_the_squared_error_averaged_along_the_episode(params):
+    batch = episode(7)
+    m, pullback = learning.message(params, params, batch, 0.9, True)
+    ours = learning.local_gradient(pullback, m, batch)
+
+    def loss(p):
+        q, _ = learning.taken_values(p, batch)
+        constant = jax.lax.stop_gradient(m + learning.taken_values(params, batch)[0])
+        error = (batch.rewards + constant - q) * learning.valid(batch)
+        return jnp.sum(error**2) / batch.length
+
+    for a, b in zip(ours, jax.grad(loss)(params), strict=True):
+        assert np.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "moved"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0)])
+def test_the_target_follows_softly_or_hard(params, rate, moved):
+    optimiser = optax.sgd(1.0)
+    learner = learning.begin(KEY, (O, A, H), optimiser)
+    gradient = jax.tree.map(jnp.ones_like, learner.params)
+    after = learning.improve(learner, gradient, optimiser, rate)
+    assert np.allclose(after.params.input_bias, -1.0)
+    assert np.allclose(after.target.input_bias, -moved)
+
+
+def test_the_anchor_pulls_in_proportion_to_the_distance(params):
+    learner = learning.begin(KEY, (O, A, H), optax.sgd(1.0))
+    away = learner._replace(params=jax.tree.map(lambda x: x + 3.0, learner.params))
+    zero = jax.tree.map(jnp.zeros_like, learner.params)
+    pulled = learning.pull_to_anchor(zero, away, 0.5)
+    assert np.allclose(pulled.output_bias, 2 * 0.5 * 3.0)
+
+
+def test_no_agent_function_knows_of_a_team():
+    """The package boundary is the privacy boundary: nothing in agent/ imports what joins agents."""
+    for module in (
+        pevdn.agent.acting,
+        pevdn.agent.learning,
+        pevdn.agent.network,
+        pevdn.agent.replay,
+    ):
+        source = inspect.getsource(module)
+        for forbidden in ("pevdn.exchange", "pevdn.runtime", "pevdn.worlds", "pevdn.experiment"):
+            assert forbidden not in source
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            parameters = inspect.signature(function).parameters
+            assert not {"n_agents", "agents", "team", "teammates"} & set(parameters), name
