@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -55,7 +57,7 @@ ALGORITHMS = ["pe-vdn-b", "pe-vdn-c"]
 CONTRACT = {"seed", "env_steps", "episodes", "updates", "win_rate", "return"}
 PRIVACY = {"epsilon_agent", "epsilon_team", "delta"}
 # Long enough to be killed in the middle, with many lines from one checkpoint to the next.
-LONG: dict[str, Any] = {"steps": 2400, "eval_every": 40, "checkpoint_every": 800}
+LONG: dict[str, Any] = {"steps": 1600, "eval_every": 40, "checkpoint_every": 600}
 
 
 def strict(text: str) -> Any:
@@ -324,6 +326,14 @@ def test_a_run_killed_while_it_draws_its_curve_still_gets_one(
     assert_same_ending(copy, finished["pe-vdn-b"])
 
 
+def test_what_a_kill_left_half_written_is_cleared_away(copy: Run, finished: dict[str, Run]) -> None:
+    newest = copy.path / "checkpoints" / str(checkpoints_in(copy.path)[-1])
+    shutil.copytree(newest / "counters", newest.with_name("77.orbax-checkpoint-tmp") / "counters")
+    shutil.rmtree(newest)
+    assert_same_ending(pevdn.resume(copy.path), finished["pe-vdn-b"])
+    assert not is_writing_a_checkpoint(copy.path)
+
+
 def test_a_checkpoint_whose_seal_was_never_written_is_still_good(
     copy: Run, finished: dict[str, Run]
 ) -> None:
@@ -444,10 +454,11 @@ def test_evaluations_closer_together_than_episodes_lose_no_anchor(tmp_path: Path
 
 
 def test_a_second_ctrl_c_does_not_wait(finished: dict[str, Run], tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
     twice = Impatient(lambda moment: moment.steps > 50, presses=2)
     with pytest.raises(KeyboardInterrupt):
         train("pe-vdn-b", tmp_path / "run", observer=twice)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == before
     assert_same_ending(pevdn.resume(tmp_path / "run"), finished["pe-vdn-b"])
 
 
@@ -591,8 +602,9 @@ def test_without_a_directory_a_run_finds_a_new_one_each_time(
 
 
 def test_a_buffer_larger_than_the_machine_is_refused_before_anything_is_written(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run.os, "sysconf", lambda _: 2**15)  # pages, and bytes of a page: 1 GiB
     said = cli(*train_arguments("pe-vdn-b", tmp_path / "run", buffer_size=2_000_000_000))
     assert said.code == 2
     assert "buffer_size=2000000000" in said.sentence and "set buffer_size to" in said.sentence
@@ -702,11 +714,11 @@ def test_a_message_out_of_range_stops_the_run_and_names_what_to_change(tmp_path:
 
 def test_a_loaded_policy_plays_as_evaluation_does(finished: dict[str, Run]) -> None:
     world, team = worlds.make("toy:two-step"), pevdn.load(finished["pe-vdn-b"])
-    state, step = world.reset(_key(0))
+    state, step = world.reset(jax.random.key(0))
     total = 0.0
     while not step.done:
         actions = team.act(step.observations, step.available)
-        state, step = world.step(_key(0), state, tuple(np.int32(a) for a in actions))
+        state, step = world.step(jax.random.key(0), state, tuple(np.int32(a) for a in actions))
         total += float(step.reward)
     assert finished["pe-vdn-b"].metrics[-1]["return"] == total
     assert evaluate.evaluate(finished["pe-vdn-b"], episodes=8)[0]["return"] == total
@@ -716,14 +728,14 @@ def test_a_policy_with_memory_earns_what_evaluation_says(finished: dict[str, Run
     world, team = worlds.make("toy:coordination"), pevdn.load(finished["pe-vdn-c"])
     games = {}
     for number in range(60):
-        state, step = world.reset(_key(number))
+        state, step = world.reset(jax.random.key(number))
         cues, total = tuple(np.asarray(state.cues).tolist()), 0.0
         if cues in games:
             continue
         team.reset()
         while not step.done:
             actions = team.act(step.observations, step.available)
-            state, step = world.step(_key(0), state, tuple(np.int32(a) for a in actions))
+            state, step = world.step(jax.random.key(0), state, tuple(np.int32(a) for a in actions))
             total += float(step.reward)
         games[cues] = total
     assert len(games) == 6  # 2 cues for one agent, 3 for the other, all equally likely
@@ -732,15 +744,18 @@ def test_a_policy_with_memory_earns_what_evaluation_says(finished: dict[str, Run
 
 
 def test_a_policy_is_deterministic_and_reset_makes_it_forget(finished: dict[str, Run]) -> None:
-    agent = pevdn.load(finished["pe-vdn-c"])[0]
-    seen = np.random.default_rng(0).normal(size=(4, agent.observation_size))
+    team = pevdn.load(finished["pe-vdn-c"])
+    random = np.random.default_rng(0)
+    seen = [[random.normal(size=agent.observation_size) for agent in team] for _ in range(4)]
 
-    def play() -> list[float]:
-        return [float(np.sum([agent.act(x), *np.asarray(agent.q_values)])) for x in seen]
+    def play() -> list[Any]:
+        return [
+            (team.act(x), [np.asarray(agent.q_values).tolist() for agent in team]) for x in seen
+        ]
 
     first = play()
     remembering = play()
-    agent.reset()
+    team.reset()
     assert play() == first != remembering
 
 
@@ -827,12 +842,6 @@ def test_loading_a_run_changes_nothing_and_says_when_there_is_nothing(
     assert [p.name for p in empty.iterdir()] == ["config.yaml"]
 
 
-def _key(number: int) -> Any:
-    import jax
-
-    return jax.random.key(number)
-
-
 _kept: dict[Path, policy.Policy] = {}
 
 
@@ -855,6 +864,17 @@ def test_an_evaluation_repeats_with_its_seed(finished: dict[str, Run]) -> None:
     assert row["seed"] == 0
     assert row["win_rate_low"] <= row["win_rate"] <= row["win_rate_high"]
     assert row != other_row
+
+
+def test_every_evaluation_of_every_seed_plays_episodes_of_its_own() -> None:
+    def keys(number: int) -> list[Any]:
+        return jax.random.key_data(run.evaluation_keys(jnp.arange(3), number)).tolist()
+
+    all_of_them = [tuple(key) for number in range(4) for key in keys(number)]
+    assert len(set(all_of_them)) == 12
+    training = {tuple(jax.random.key_data(jax.random.key(seed)).tolist()) for seed in range(3)}
+    assert not training & set(all_of_them)
+    assert keys(1) == keys(1)
 
 
 def test_every_seed_of_a_run_is_evaluated(three: dict[str, Run]) -> None:

@@ -1,7 +1,8 @@
 """The team in one program: the five algorithms, their equivalences, and what each counts."""
 
-from functools import lru_cache
+from functools import cache
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from pevdn import worlds
-from pevdn.agent import learning
 from pevdn.experiment import config
 from pevdn.runtime.simulation import Simulation, split_keys, where_lane
 from pevdn.runtime.team import Team
@@ -37,7 +37,7 @@ def simulation(algorithm: str, agents: tuple[AgentSpec, ...], **settings) -> Sim
     return Simulation(world, config.make(algorithm, settings={**SMALL, **settings}))
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(sim: Simulation, name: str):
     """One compilation for each program of a simulation."""
     return jax.jit(getattr(sim, name))
@@ -49,9 +49,10 @@ def random_state(sim: Simulation, seed: int, lanes: int = 1):
     state = compiled(sim, "start")(jnp.arange(lanes))
     jitter = lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.3, jnp.float32)  # noqa: E731
     rows = sim.settings.buffer_size + 1
-    length = rng.integers(1, T + 1, (lanes, 1, rows))
-    rewards = rng.normal(size=(lanes, 1, rows, T)) * 3
-    ended = (np.arange(T) == length[..., None] - 1) & (rng.random((lanes, 1, rows, 1)) < 0.7)
+    steps = sim.world.max_steps
+    length = rng.integers(1, steps + 1, (lanes, 1, rows))
+    rewards = rng.normal(size=(lanes, 1, rows, steps)) * 3
+    ended = (np.arange(steps) == length[..., None] - 1) & (rng.random((lanes, 1, rows, 1)) < 0.7)
     learners, replays = [], []
     for learner, replay in zip(state.learners, state.replays, strict=True):
         learners.append(
@@ -66,9 +67,7 @@ def random_state(sim: Simulation, seed: int, lanes: int = 1):
         actions = rng.integers(0, available.shape[-1], replay.actions.shape)
         replays.append(
             replay._replace(
-                observations=jnp.asarray(
-                    rng.normal(size=replay.observations.shape), jnp.float32
-                ),
+                observations=jnp.asarray(rng.normal(size=replay.observations.shape), jnp.float32),
                 available=jnp.asarray(available),
                 actions=jnp.asarray(actions, replay.actions.dtype),
                 rewards=jnp.asarray(np.broadcast_to(rewards, shape), jnp.float32),
@@ -92,8 +91,8 @@ def gradients(sim: Simulation, state, chosen):
 
 
 def relative_error(ours, theirs) -> float:
-    ours, theirs = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (ours, theirs))
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (ours, theirs))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def flat(by_kind):
@@ -155,6 +154,29 @@ def test_private_gradients_without_a_bound_and_without_noise_are_the_plain_ones(
     assert relative_error(ours, flat(theirs)) < 1e-4
 
 
+def test_steps_that_no_episode_reached_are_left_out_of_the_sum_and_nothing_else():
+    """A world of 25 steps: the same short episodes, with and without a longer one beside them."""
+
+    class Roomy(Simulation):
+        @property
+        def horizons(self):
+            return [self.world.max_steps]
+
+    world = SimpleNamespace(name="long", agents=team_of(2), max_steps=25)
+    wanted = config.make("pe-vdn-a", settings=SMALL)
+    cut, whole = Simulation(world, wanted), Roomy(world, wanted)
+    state = random_state(cut, 11)
+    assert cut.horizons == [10, 15, 25]
+    for longest in (25, 16, 15, 11, 10, 3):
+        lengths = [
+            replay._replace(length=jnp.minimum(replay.length, longest).at[..., 0].set(longest))
+            for replay in state.replays
+        ]
+        state = state._replace(replays=tuple(lengths))
+        ours, theirs = gradients(cut, state, jnp.arange(6)), gradients(whole, state, jnp.arange(6))
+        assert relative_error(ours, theirs) < 1e-5
+
+
 # ---- privacy mechanism in the program ------------------------------------------------------
 
 
@@ -183,8 +205,6 @@ def test_a_poisson_sample_larger_than_the_padded_batch_is_learnt_from_in_full():
     keys = split_keys(state.key, 4)
     whole, _ = compiled(sim, "_minibatch")(state, jnp.arange(16)[None], keys[:, 2])
 
-    from unittest.mock import patch
-
     with patch("pevdn.privacy.mechanism.padded_batch_size", lambda expected, size: 3):
         in_parts, _ = jax.jit(sim._gradients)(state, keys)
     assert relative_error(flat(in_parts), [x / 16 for x in whole]) < 1e-4
@@ -208,7 +228,7 @@ def test_noise_has_the_promised_size_and_is_fresh_for_every_agent_and_update():
     state = random_state(sim, 7)._replace(episodes=jnp.zeros(1, jnp.int32))  # nothing to sample
     draw = compiled(sim, "_gradients")
     noise = [
-        np.concatenate([np.asarray(x[0]).reshape(3, -1) for x in draw(state, split_keys(key, 4))[0][0]], 1)
+        flat(draw(state, split_keys(key, 4))[0])[0][0]
         for key in (state.key, split_keys(state.key, 1)[:, 0])
     ]
     everything = np.concatenate(noise)  # (6, parameters), independent draws
@@ -226,13 +246,14 @@ def test_noise_has_the_promised_size_and_is_fresh_for_every_agent_and_update():
 def trace(algorithm: str, iterations: int, seeds: int = 1, **settings):
     """State counters after every iteration on the coordination game."""
     world = worlds.make("toy:coordination")
-    sim = Simulation(world, config.make(algorithm, "toy:coordination", settings={**SMALL, **settings}))
+    wanted = config.make(algorithm, world.name, settings={**SMALL, **settings})
+    sim = Simulation(world, wanted)
     advance = compiled(sim, "advance")
     state, seen = compiled(sim, "start")(jnp.arange(seeds)), []
     for _ in range(iterations):
         state = advance(state, jnp.int32(10**6), jnp.int32(1))
         seen.append((int(state.episodes[0]), int(state.updates[0]), int(state.exposure[0])))
-    return sim, state, seen
+    return state, seen
 
 
 @pytest.mark.parametrize(
@@ -246,7 +267,7 @@ def trace(algorithm: str, iterations: int, seeds: int = 1, **settings):
 )
 def test_exposure_is_the_most_updates_any_episode_was_in_the_buffer_for(settings):
     """Against a first-in first-out queue replayed by hand from what happened."""
-    sim, _, seen = trace("pe-vdn-c", 60, **settings)
+    _, seen = trace("pe-vdn-c", 60, **settings)
     queue, most, before = [], 0, (0, 0)
     for episodes, updates, exposure in seen:
         queue = (queue + [0] * (episodes - before[0]))[-16:]
@@ -258,30 +279,31 @@ def test_exposure_is_the_most_updates_any_episode_was_in_the_buffer_for(settings
 
 
 def test_with_dp_learning_starts_when_the_buffer_is_full():
-    _, _, seen = trace("pe-vdn-c", 12)
-    assert [(e, u) for e, u, _ in seen if u][0][0] == 16
+    _, seen = trace("pe-vdn-c", 12)
+    assert next(e for e, u, _ in seen if u) == 16
     assert all(u == 0 for e, u, _ in seen if e < 16)
 
 
 def test_updates_come_exactly_every_kth_episode():
-    _, _, seen = trace("pe-vdn-b", 10, update_every=4, learning_starts=4)
+    _, seen = trace("pe-vdn-b", 10, update_every=4, learning_starts=4)
     assert [u for _, u, _ in seen] == [e // 4 for e, _, _ in seen]
 
 
 def test_throughput_k_makes_an_update_one_time_in_k():
     """A binomial count of 600 coins within five standard deviations."""
-    _, _, seen = trace("pe-vdn-b", 100, buffer_throughput=3.0, parallel_episodes=6, learning_starts=6)
-    coins = seen[-1][0]
-    z = (seen[-1][1] - coins / 3) / np.sqrt(coins * 2 / 9)
+    coins = {"buffer_throughput": 3.0, "parallel_episodes": 6, "learning_starts": 6}
+    _, seen = trace("pe-vdn-b", 100, **coins)
+    tossed, heads, _ = seen[-1]
+    z = (heads - tossed / 3) / np.sqrt(tossed * 2 / 9)
     assert abs(z) < 5
 
 
 def test_a_refused_message_stops_the_lane_and_is_never_learnt_from():
     """Modulus 64 at PRECISION 2 leaves ±0.16 to two agents: the first rewards do not fit."""
-    _, state, _ = trace("pe-vdn-b", 10, modulus=64, precision=2)
+    state, _ = trace("pe-vdn-b", 10, modulus=64, precision=2)
     assert float(state.refused[0]) > 0.16
     assert int(state.updates[0]) == 0
-    fresh = trace("pe-vdn-b", 0, modulus=64, precision=2)[1]
+    fresh = trace("pe-vdn-b", 0, modulus=64, precision=2)[0]
     assert relative_error(state.learners[0].params, fresh.learners[0].params) == 0
 
 
@@ -333,6 +355,7 @@ def test_recorded_episodes_are_what_happened():
     keys = split_keys(state.key, 5)
     played = jax.jit(lambda p, k: sim._play(p, k, jnp.ones(2), record=True))(params, keys)
     assert np.all(played.length == 3)
+    right = np.zeros((2, 5), int)
     for kind, episodes in zip(sim.team.kinds, played.episodes, strict=True):
         assert episodes.observations.shape == (2, 1, 5, 4, kind.spec.observation_size)
         cue_size = kind.spec.observation_size - 3
@@ -340,10 +363,7 @@ def test_recorded_episodes_are_what_happened():
         assert np.all(episodes.observations[:, 0, :, 1:, :cue_size] == 0)  # the cue is shown once
         named = np.asarray(episodes.actions[:, 0, :, 2]) - 1
         assert np.all(named >= 0)  # only naming is available at the last step
-        if kind is sim.team.kinds[0]:
-            right = (named == cue).astype(int)
-        else:
-            right = right + (named == cue)
+        right += named == cue
         assert np.array_equal(episodes.terminal[:, 0, :], np.tile([False, False, True], (2, 5, 1)))
     assert np.array_equal(played.episodes[0].rewards[:, 0, :, 2], right)
     assert np.array_equal(played.total_reward, right)
@@ -406,6 +426,6 @@ def test_target_networks_move_when_they_should(settings, expected):
 
 def test_fresh_agents_differ_from_each_other_and_between_seeds():
     sim = simulation("iql", (AgentSpec(4, 3),) * 3)
-    weights = np.asarray(compiled(sim, "start")(jnp.arange(2)).learners[0].params.input_weight).reshape(6, -1)
+    learner = compiled(sim, "start")(jnp.arange(2)).learners[0]
+    weights = np.asarray(learner.params.input_weight).reshape(6, -1)
     assert len(np.unique(weights, axis=0)) == 6
-    assert isinstance(compiled(sim, "start")(jnp.arange(1)).learners[0], learning.Learner)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.run import Run, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "PevdnError", "Run", "UsageError", "__version__", "load", "resume", "train"]
+__all__ = ["PevdnError", "Policy", "Run", "UsageError", "__version__", "load", "resume", "train"]
 
 guard_against_deadlock()
 

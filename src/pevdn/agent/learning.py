@@ -36,7 +36,9 @@ class Learner(NamedTuple):
     anchor: Parameters  # the best model so far, if the team keeps one
 
 
-def begin(key: Array, sizes: tuple[int, int, int], optimiser: optax.GradientTransformation) -> Learner:
+def begin(
+    key: Array, sizes: tuple[int, int, int], optimiser: optax.GradientTransformation
+) -> Learner:
     """A fresh agent; `sizes` are its observation, action and hidden sizes."""
     params = network.initialise(key, *sizes)
     return Learner(params, params, optimiser.init(params), params)
@@ -90,15 +92,16 @@ def team_error(total: Array, batch: Episode) -> Array:
     return (batch.rewards + total) * valid(batch)
 
 
-def error_gradient(error: Array, batch: Episode) -> Array:
-    """∂/∂Q_i of the squared team error averaged along each episode: −2 · A / length."""
-    return -2.0 * error / jnp.maximum(batch.length, 1)
-
-
 def local_gradient(pullback: Pullback, total: Array, batch: Episode) -> Parameters:
     """−2 · A · ∂Q_i/∂θ_i: averaged along each episode, summed over the episodes of the batch."""
-    (gradient,) = pullback(error_gradient(team_error(total, batch), batch))
+    (gradient,) = pullback(-2.0 * team_error(total, batch) / jnp.maximum(batch.length, 1))
     return gradient
+
+
+def episode_gradient(params: Parameters, total: Array, episode: Episode) -> Parameters:
+    """The same for one episode by itself, which DP-SGD clips before it is summed."""
+    _, pullback = jax.vjp(lambda p: taken_values(p, episode)[0], params)
+    return local_gradient(pullback, total, episode)
 
 
 def pull_to_anchor(gradient: Parameters, learner: Learner, strength: Array) -> Parameters:

@@ -112,9 +112,7 @@ def _gru_forward(
     return memories, (recurrent_weight, memories, *inner)
 
 
-def _gru_backward(
-    residuals: tuple[Array, ...], memories_bar: Array
-) -> tuple[Array, Array, Array]:
+def _gru_backward(residuals: tuple[Array, ...], memories_bar: Array) -> tuple[Array, Array, Array]:
     recurrent_weight, memories, resets, updates, candidates, recalleds = residuals
     previous = jnp.concatenate([jnp.zeros_like(memories[:1]), memories[:-1]])
 

@@ -51,6 +51,18 @@ def fetch(replay: Episode, indices: Array) -> Episode:
     return batch._replace(length=jnp.where(indices == scratch, 0, batch.length))
 
 
+def shorten(batch: Episode, steps: int) -> Episode:
+    """The first `steps` steps of a minibatch (B, T, ...) whose episodes are no longer than that."""
+    return Episode(
+        observations=batch.observations[:, : steps + 1],
+        available=batch.available[:, : steps + 1],
+        actions=batch.actions[:, :steps],
+        rewards=batch.rewards[:, :steps],
+        terminal=batch.terminal[:, :steps],
+        length=batch.length,
+    )
+
+
 def slots_for(first: Array, count: int, capacity: int) -> Array:
     """The `count` slots that follow after `first` episodes have been stored."""
     return (first + jnp.arange(count)) % capacity

@@ -122,7 +122,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             "secret_shared",
             True,
             "shares of m_i; gradients are clipped and noised",
-            {"buffer_size": 1024, "sampling": "poisson", "anchor": True},
+            {
+                "buffer_size": 1024,
+                "sampling": "poisson",
+                "learning_rate": 2e-3,
+                "hidden_size": 32,
+                "anchor": True,
+            },
         ),
     )
 }

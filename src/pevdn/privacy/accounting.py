@@ -45,9 +45,7 @@ def spent(
 
 
 @lru_cache(maxsize=4096)
-def epsilon(
-    updates: int, sampling_rate: float, noise_multiplier: float, delta: float
-) -> float:
+def epsilon(updates: int, sampling_rate: float, noise_multiplier: float, delta: float) -> float:
     """ε(δ) of `updates` Poisson-subsampled Gaussians, by privacy loss distributions.
 
     Neighbours differ in one episode of the team, which is empty in one of them. For one update

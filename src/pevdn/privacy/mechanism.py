@@ -1,23 +1,23 @@
 """PE-VDN C: DP-SGD on whole episodes. Algorithm 1, from CLIP to ADD noise.
 
 What it promises: for one agent and one update, the released gradient is a Poisson-subsampled
-Gaussian mechanism on that agent's episodes. Clipping bounds what one episode can add to the sum by
-C (neighbours differ in one episode, which is empty in one of them for the whole team); noise of standard deviation
-noise_multiplier · C is added once; the divisor is the *expected* batch size, a constant, because
-the realised one would tell how many episodes were sampled. How updates compose is
+Gaussian mechanism on that agent's episodes. Neighbours differ in one episode, which is empty in one
+of them for the whole team; clipping bounds what that changes in the sum by C. Noise of standard
+deviation noise_multiplier · C is added once. The divisor is the *expected* batch size, a constant,
+because the realised one would tell how many episodes were sampled. How updates compose is
 `pevdn.privacy.accounting`'s business, and whom it protects from is in docs/privacy.md.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax_privacy.clipping import clipped_fun
 from jax_privacy.noise_addition import gaussian_privatizer
-
-from pevdn.agent.learning import Pullback
 
 
 def padded_batch_size(expected_batch_size: int, buffer_size: int) -> int:
@@ -30,20 +30,21 @@ def padded_batch_size(expected_batch_size: int, buffer_size: int) -> int:
 
 
 def clipped_sum(
-    pullbacks: Pullback, cotangents: Array, padding: Array, clip_norm: float
+    gradient: Callable[..., Any], batch: tuple[Any, ...], padding: Array, clip_norm: float
 ) -> Array:
     """Σ over episodes of the gradient clipped to C, for one agent, as one flat vector (P,).
 
-    `pullbacks` has one entry per episode, cotangents are (B, T), and `padding` (B,) marks entries
-    that are not episodes. L2 sensitivity to emptying one episode: `clip_norm`, also when a gradient is not finite (it then counts as zero).
+    `gradient` takes one entry of each part of `batch`, whose arrays have the B episodes first;
+    `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one episode:
+    `clip_norm`, also when a gradient is not finite (it then counts as zero).
     """
     per_episode = clipped_fun(
-        lambda pullback, cotangent: ravel_pytree(pullback(cotangent))[0],
-        batch_argnums=(0, 1),
+        lambda *episode: ravel_pytree(gradient(*episode))[0],
+        batch_argnums=range(len(batch)),
         keep_batch_dim=False,
         l2_clip_norm=clip_norm,
     )
-    total: Array = per_episode(pullbacks, cotangents, is_padding_example=padding)
+    total: Array = per_episode(*batch, is_padding_example=padding)
     return total
 
 

@@ -30,6 +30,7 @@ from pevdn.exchange.broadcast import broadcast
 from pevdn.exchange.secret_shared import Code, secret_shared
 from pevdn.experiment.config import Config, Settings
 from pevdn.privacy import mechanism
+from pevdn.runtime import tape
 from pevdn.runtime.team import Team
 from pevdn.worlds.base import Step, World
 
@@ -108,12 +109,13 @@ def optimiser_for(config: Config) -> optax.GradientTransformation:
 def exchange_for(config: Config) -> Exchange | None:
     """The exchange of the algorithm; None for the central node, which exchanges nothing."""
     code = Code(config.settings.precision, config.settings.modulus)
-    return {
+    exchanges: dict[str, Exchange | None] = {
         "alone": alone,
         "broadcast": broadcast,
         "secret_shared": partial(secret_shared, code=code),
         "central": None,
-    }[config.exchange]
+    }
+    return exchanges[config.exchange]
 
 
 class Simulation:
@@ -140,6 +142,12 @@ class Simulation:
         """Episodes played side by side: parallel_episodes, up to a multiple of update_every."""
         return self.updates_due * self.settings.update_every
 
+    @property
+    def horizons(self) -> list[int]:
+        """How many steps an update may be compiled for; the last is all the world allows."""
+        T = self.world.max_steps
+        return [T] if T < 20 else [-(-2 * T // 5), -(-3 * T // 5), T]
+
     # ---- the three programs ---------------------------------------------------------------
 
     def start(self, seeds: Array) -> State:
@@ -151,9 +159,7 @@ class Simulation:
         agent_keys = split_keys(keys[:, 1], len(self.team))
         for kind in self.team.kinds:
             sizes = (kind.spec.observation_size, kind.spec.n_actions)
-            begin = partial(
-                learning.begin, sizes=(*sizes, s.hidden_size), optimiser=self.optimiser
-            )
+            begin = partial(learning.begin, sizes=(*sizes, s.hidden_size), optimiser=self.optimiser)
             learners.append(each_agent(begin)(agent_keys[:, jnp.array(kind.members)]))
             rows = replay.empty(s.buffer_size, self.world.max_steps, *sizes)
             copies = (S, len(kind.members))
@@ -194,9 +200,7 @@ class Simulation:
         """Greedy episodes for each lane, with keys (S,) that training never sees."""
         keys = split_keys(keys, self.settings.eval_episodes)
         played = self._play(params, keys, jnp.zeros(keys.shape[0]), record=False)
-        return Score(
-            played.won.mean(1), played.total_reward.mean(1), played.length.mean(1)
-        )
+        return Score(played.won.mean(1), played.total_reward.mean(1), played.length.mean(1))
 
     def keep_anchor(self, state: State, win_rate: Array) -> State:
         """Where an evaluation (S,) beat the threshold: keep the parameters, raise the threshold."""
@@ -243,53 +247,57 @@ class Simulation:
         """E episodes in each lane, for keys (S, E), until the last one has ended."""
         S, E = keys.shape
         T, kinds = self.world.max_steps, self.team.kinds
-        lanes = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731  over (S, E)
-        world_state, step = lanes(self.world.reset)(jax.vmap(jax.vmap(_fold, (0, None)), (0, None))(keys, T))
+
+        def everywhere(f: Callable[..., Any]) -> Callable[..., Any]:
+            return jax.vmap(jax.vmap(f))  # over (S, E)
+
+        first = everywhere(lambda key: _fold(key, T))(keys)
+        world_state, step = everywhere(self.world.reset)(first)
         memories = tuple(
             network.initial_memory(p, S, len(k.members), E)
             for k, p in zip(kinds, params, strict=True)
         )
         last = tuple(jnp.full((S, len(k.members), E), -1, jnp.int32) for k in kinds)
-        tape = self._blank_tape(S, E) if record else ()
+        recorded = tape.blank(self.team, T, S, E) if record else ()
 
         def going(carry: Any) -> Array:
             t, *_, alive = carry
             return (t < T) & jnp.any(alive)
 
         def body(carry: Any) -> Any:
-            t, world_state, step, memories, last, tape, length, total, won, alive = carry
-            now = lanes(lambda key: jax.random.split(_fold(key, t)))(keys)  # (S, E, 2)
+            t, world_state, step, memories, last, recorded, length, total, won, alive = carry
+            now = everywhere(lambda key: jax.random.split(_fold(key, t)))(keys)  # (S, E, 2)
             observations, available = self._views(step)
             memories, actions = self._act(
                 params, memories, observations, available, last, now[..., 0], epsilon
             )
             joint = self.team.by_agent(actions, axis=1)
-            world_state, after = lanes(self.world.step)(now[..., 1], world_state, joint)
+            world_state, after = everywhere(self.world.step)(now[..., 1], world_state, joint)
             reward = jnp.where(alive, after.reward, 0.0)
             if record:
                 seen = self._views(after)
                 ended = alive & after.done & ~after.truncated
-                tape = _write(tape, t, seen, actions, reward, ended, alive)
+                recorded = tape.write(recorded, t, seen, actions, reward, ended, alive)
             return (
                 t + 1,
                 world_state,
                 after,
                 memories,
                 actions,
-                tape,
+                recorded,
                 length + alive,
                 total + reward,
                 won | (alive & after.done & after.won),
                 alive & ~after.done,
             )
 
-        zero = jnp.zeros((S, E), jnp.int32)
-        nothing = jnp.zeros((S, E), bool)
         if record:
-            tape = _write_first(tape, self._views(step))
-        carry = (0, world_state, step, memories, last, tape, zero, jnp.zeros((S, E)), nothing, ~nothing)
-        *_, tape, length, total, won, _ = jax.lax.while_loop(going, body, carry)
-        return Played(_as_episodes(tape, length), length, total, won)
+            recorded = tape.write_first(recorded, self._views(step))
+        none, nought = jnp.zeros((S, E), bool), jnp.zeros((S, E))
+        score = (jnp.zeros((S, E), jnp.int32), nought, none, ~none)
+        carry = (0, world_state, step, memories, last, recorded, *score)
+        *_, recorded, length, total, won, _ = jax.lax.while_loop(going, body, carry)
+        return Played(tape.as_episodes(recorded, length), length, total, won)
 
     def _act(
         self,
@@ -344,7 +352,7 @@ class Simulation:
         )
 
     def _update(self, state: State, keys: Array, ready: Array) -> State:
-        """CHOOSE indices, compute every agent's gradient, and learn, in the lanes that are ready."""
+        """CHOOSE indices, compute every agent's gradient, and learn, where a lane is ready."""
         gradients, refused = self._gradients(state, keys)
         applied = ready & (refused == 0)
         s = self.settings
@@ -352,15 +360,15 @@ class Simulation:
             rate = jnp.full(ready.shape, s.target_rate)
         else:
             rate = ((state.updates + 1) % s.target_every == 0).astype(jnp.float32)
-        strength = jnp.where(state.anchored, s.anchor_penalty, 0.0) if s.anchor else None
+        pull = jnp.where(state.anchored, s.anchor_penalty, 0.0)
 
-        def improve(learner: Learner, gradient: Parameters, rate: Array, strength: Array) -> Learner:
-            if strength is not None:
-                gradient = learning.pull_to_anchor(gradient, learner, strength)
+        def improve(learner: Learner, gradient: Parameters, rate: Array, pull: Array) -> Learner:
+            if s.anchor:
+                gradient = learning.pull_to_anchor(gradient, learner, pull)
             return learning.improve(learner, gradient, self.optimiser, rate)
 
         learners = tuple(
-            where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rate, strength), learner)
+            where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rate, pull), learner)
             for learner, gradient in zip(state.learners, gradients, strict=True)
         )
         updates = state.updates + applied
@@ -431,27 +439,43 @@ class Simulation:
         _, total, refused = jax.lax.while_loop(lambda carry: carry[0] < parts, one_part, start)
         return total, refused
 
-    def _minibatch(
-        self, state: State, chosen: Array, keys: Array
-    ) -> tuple[tuple[Any, ...], Array]:
+    def _minibatch(self, state: State, chosen: Array, keys: Array) -> tuple[tuple[Any, ...], Array]:
         """Sum over the chosen episodes (S, B) of every agent's gradient.
 
         Parameters (S, N, ...) by kind; if private, each episode clipped, and as vectors (S, N, P).
+        Most episodes are far shorter than the world allows: no more steps are computed than the
+        longest of the minibatch needs, to the next of the `horizons`.
         """
-        batches = [each_agent(replay.fetch, 1)(rows, chosen) for rows in state.replays]
-        params = [learner.params for learner in state.learners]
-        targets = [learner.target for learner in state.learners]
+        fetched = [each_agent(replay.fetch, 1)(rows, chosen) for rows in state.replays]
+        longest = jnp.max(fetched[0].length)
+        return jax.lax.switch(
+            jnp.searchsorted(jnp.array(self.horizons), longest),
+            [partial(self._learn_from, steps=steps) for steps in self.horizons],
+            state.learners,
+            fetched,
+            chosen == self.settings.buffer_size,
+            keys,
+        )
+
+    def _learn_from(
+        self,
+        learners: tuple[Learner, ...],
+        fetched: list[Episode],
+        padding: Array,
+        keys: Array,
+        steps: int,
+    ) -> tuple[tuple[Any, ...], Array]:
+        """The same for episodes by kind (S, N, B, T, ...) of which none is longer than `steps`."""
+        fetched = [each_agent(partial(replay.shorten, steps=steps))(batch) for batch in fetched]
+        batches = [each_agent(learning.time_first)(batch) for batch in fetched]
+        params = [learner.params for learner in learners]
+        targets = [learner.target for learner in learners]
         s = self.settings
         if self.exchange is None:
-            together = [each_agent(learning.time_first)(batch) for batch in batches]
             joint = partial(central.team_gradient, gamma=s.gamma, double_q=s.double_q)
-            return tuple(jax.vmap(joint)(params, targets, together)), jnp.zeros(keys.shape)
+            return tuple(jax.vmap(joint)(params, targets, batches)), jnp.zeros(keys.shape)
 
         compute = partial(learning.message, gamma=s.gamma, double_q=s.double_q)
-        if self.config.private:  # one gradient per episode: map over the minibatch as well
-            compute = jax.vmap(compute, in_axes=(None, None, 0))
-        else:
-            batches = [each_agent(learning.time_first)(batch) for batch in batches]
         computed = [
             each_agent(compute)(*args) for args in zip(params, targets, batches, strict=True)
         ]
@@ -459,50 +483,27 @@ class Simulation:
         opened = jax.vmap(self.exchange)(keys, messages)  # the only line where agents meet
         totals = self.team.by_kind([opened.total[:, i] for i in range(len(self.team))], axis=1)
 
-        def private_sum(pullback: Any, total: Array, batch: Episode, padding: Array) -> Array:
-            errors = jax.vmap(learning.team_error)(total, batch)
-            cotangents = jax.vmap(learning.error_gradient)(errors, batch)
-            return mechanism.clipped_sum(pullback, cotangents, padding, s.clip_norm)
+        if self.config.private:
 
-        padding = chosen == s.buffer_size
-        gradients = tuple(
-            each_agent(private_sum, 3)(pullback, total, batch, padding)
-            if self.config.private
-            else each_agent(learning.local_gradient)(pullback, total, batch)
+            def clipped(theta: Parameters, total: Array, batch: Episode, padding: Array) -> Array:
+                gradient = partial(learning.episode_gradient, theta)
+                return mechanism.clipped_sum(gradient, (total.T, batch), padding, s.clip_norm)
+
+            return tuple(
+                each_agent(clipped, 3)(*args, padding)
+                for args in zip(params, totals, fetched, strict=True)
+            ), opened.refused
+        return tuple(
+            each_agent(learning.local_gradient)(pullback, total, batch)
             for (_, pullback), total, batch in zip(computed, totals, batches, strict=True)
-        )
-        return gradients, opened.refused
+        ), opened.refused
 
-    # ---- recording ------------------------------------------------------------------------
-
-    def _views(self, step: Step) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def _views(self, step: Step) -> tape.Views:
         """Observations and available actions by kind, (S, N, E, ...)."""
         return (
             self.team.by_kind(step.observations, axis=1),
             self.team.by_kind(step.available, axis=1),
         )
-
-    def _blank_tape(self, S: int, E: int) -> tuple[Episode, ...]:
-        """Room for a recording by kind, time first: (T + 1, S, N, E, ...)."""
-        T = self.world.max_steps
-        tapes = []
-        for kind in self.team.kinds:
-            where = (S, len(kind.members), E)
-            spec = kind.spec
-            tapes.append(
-                Episode(
-                    observations=jnp.zeros((T + 1, *where, spec.observation_size)),
-                    available=jnp.zeros((T + 1, *where, spec.n_actions), bool),
-                    actions=jnp.zeros((T, *where), jnp.int16),
-                    rewards=jnp.zeros((T, *where)),
-                    terminal=jnp.zeros((T, *where), bool),
-                    length=jnp.zeros(where, jnp.int32),
-                )
-            )
-        return tuple(tapes)
-
-
-Views = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 
 def _fold(key: Array, number: Array | int) -> Array:
@@ -511,46 +512,3 @@ def _fold(key: Array, number: Array | int) -> Array:
 
 def _skip(state: State, keys: Array, ready: Array) -> State:
     return state
-
-
-def _write_first(tape: tuple[Episode, ...], views: Views) -> tuple[Episode, ...]:
-    return tuple(
-        episode._replace(
-            observations=episode.observations.at[0].set(seen),
-            available=episode.available.at[0].set(open_),
-        )
-        for episode, seen, open_ in zip(tape, *views, strict=True)
-    )
-
-
-def _write(
-    tape: tuple[Episode, ...],
-    t: Array,
-    views: Views,
-    actions: tuple[Array, ...],
-    reward: Array,
-    ended: Array,
-    alive: Array,
-) -> tuple[Episode, ...]:
-    """Record step t: what was done, and what was seen after it. Nothing once an episode is over."""
-    on = alive[:, None, :]  # (S, 1, E)
-    return tuple(
-        episode._replace(
-            observations=episode.observations.at[t + 1].set(seen * on[..., None]),
-            available=episode.available.at[t + 1].set(open_ & on[..., None]),
-            actions=episode.actions.at[t].set((action * on).astype(jnp.int16)),
-            rewards=episode.rewards.at[t].set(jnp.broadcast_to(reward[:, None], action.shape)),
-            terminal=episode.terminal.at[t].set(jnp.broadcast_to(ended[:, None], action.shape)),
-        )
-        for episode, seen, open_, action in zip(tape, *views, actions, strict=True)
-    )
-
-
-def _as_episodes(tape: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
-    """(T, S, N, E, ...) as recorded to (S, N, E, T, ...) as stored."""
-    return tuple(
-        Episode(*(jnp.moveaxis(x, 0, 3) for x in episode[:-1]), length=jnp.broadcast_to(
-            length[:, None], episode.length.shape
-        ))
-        for episode in tape
-    )

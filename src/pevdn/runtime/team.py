@@ -30,9 +30,7 @@ class Team:
     def of(cls, agents: Sequence[AgentSpec]) -> Team:
         specs = dict.fromkeys(agents)
         return cls(
-            tuple(
-                Kind(spec, tuple(i for i, a in enumerate(agents) if a == spec)) for spec in specs
-            )
+            tuple(Kind(spec, tuple(i for i, a in enumerate(agents) if a == spec)) for spec in specs)
         )
 
     def __len__(self) -> int:
@@ -40,9 +38,7 @@ class Team:
 
     def by_kind(self, per_agent: Sequence[Array], axis: int) -> tuple[Array, ...]:
         """One array per agent to one per kind, stacked along `axis`."""
-        return tuple(
-            jnp.stack([per_agent[i] for i in kind.members], axis) for kind in self.kinds
-        )
+        return tuple(jnp.stack([per_agent[i] for i in kind.members], axis) for kind in self.kinds)
 
     def by_agent(self, per_kind: Sequence[Array], axis: int) -> tuple[Array, ...]:
         """The way back: one array per agent, in the order of the team."""
