@@ -1,0 +1,43 @@
+"""What the pages say is true: examples run, settings are complete, named tests exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pevdn.experiment import config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_examples_for_python_run_as_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "python.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert (tmp_path / "runs" / "example" / "curve.png").exists()
+    assert "did you mean 'gamma'?" in capsys.readouterr().out
+    assert names["total"] == pytest.approx(2.0)
+
+
+def test_every_setting_is_on_the_settings_page_with_its_default():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    private = config.ALGORITHMS["pe-vdn-c"].defaults
+    for name, field in config.setting_fields().items():
+        own = f" (`pe-vdn-c`: {private[name]})" if name in private else ""
+        assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
+
+
+def test_every_test_that_the_privacy_page_names_exists():
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_every_link_between_pages_leads_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
