@@ -61,7 +61,9 @@ def main() -> None:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     base = rows[0]["env_steps_per_second"]
-    lines = [f"{'smax-sc2:3m, one seed':36} {'steps/s':>8} {'ratio':>6} {'peak GiB':>9} {'start s':>8}"]
+    lines = [
+        f"{'smax-sc2:3m, one seed':36} {'steps/s':>8} {'ratio':>6} {'peak GiB':>9} {'start s':>8}"
+    ]
     for row in rows:
         speed = row["env_steps_per_second"]
         lines.append(

@@ -133,6 +133,12 @@ def test_learning_that_could_never_start_is_refused() -> None:
     assert "learning_starts is 65" in message and "buffer_size=64" in message
 
 
+def test_exploration_that_would_rise_is_refused() -> None:
+    said = refusal(exploration_start=0.1, exploration_end=0.5)
+    assert "exploration_end is 0.5" in said
+    assert "exploration_start=0.1" in said
+
+
 def test_a_private_run_refuses_uniform_sampling() -> None:
     message = refusal("pe-vdn-c", sampling="uniform")
     assert message.startswith("sampling is 'uniform', but pe-vdn-c needs 'poisson'")
@@ -222,6 +228,8 @@ def configurations(draw: st.DrawFn) -> Config:
         settings["sampling"] = "poisson"
     kept = ("expected_batch_size", "parallel_episodes", "update_every", "learning_starts")
     settings["buffer_size"] = max(5000, *(settings.get(name, 0) for name in kept))
+    start, end = (settings.pop(f"exploration_{x}", v) for x, v in (("start", 1.0), ("end", 0.05)))
+    settings |= {"exploration_start": max(start, end), "exploration_end": min(start, end)}
     steps, seeds, seed = draw(
         st.tuples(st.integers(1, 10**9), st.integers(1, 99), st.integers(0, 99))
     )

@@ -284,6 +284,11 @@ def _check_together(config: Config) -> None:
             f"learning_starts is {s.learning_starts}, but the buffer never holds more than "
             f"buffer_size={s.buffer_size} episodes."
         )
+    if s.exploration_end > s.exploration_start:
+        raise UsageError(
+            f"exploration_end is {s.exploration_end}, but exploration only ever falls; it must not "
+            f"be above exploration_start={s.exploration_start}."
+        )
     if config.private and s.sampling != "poisson":
         raise UsageError(
             f"sampling is '{s.sampling}', but {config.algorithm} needs 'poisson': "
