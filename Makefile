@@ -1,6 +1,6 @@
 # Everything here needs only make and Python 3.11 or newer; the rest goes into .venv.
 PYTHON ?= python3
-STEPS  ?= 200000
+STEPS  ?= 250000
 OUT    ?= runs/3m-private-$(shell date +%Y%m%d-%H%M%S)
 
 BIN   := .venv/bin
@@ -18,7 +18,7 @@ PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.13 python3.12 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-train: $(READY)  ## Train a private team (STEPS=200000 OUT=runs/...)
+train: $(READY)  ## Train a private team (STEPS=250000 OUT=runs/...)
 	$(BIN)/pevdn train pe-vdn-c --steps $(STEPS) --out $(OUT)
 
 test: $(READY)  ## Run the tests
