@@ -16,8 +16,9 @@ from pevdn._platform import guard_against_deadlock
 
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
+    from pevdn.experiment.directory import Run
     from pevdn.experiment.policy import Policy, load
-    from pevdn.experiment.run import Run, resume, train
+    from pevdn.experiment.run import resume, train
 
 __version__ = "0.1.0"
 __all__ = ["PevdnError", "Policy", "Run", "UsageError", "__version__", "load", "resume", "train"]
@@ -27,7 +28,7 @@ guard_against_deadlock()
 _HOME = {
     "train": "pevdn.experiment.run",
     "resume": "pevdn.experiment.run",
-    "Run": "pevdn.experiment.run",
+    "Run": "pevdn.experiment.directory",
     "load": "pevdn.experiment.policy",
     "Policy": "pevdn.experiment.policy",
     "PevdnError": "pevdn.errors",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pevdn.experiment.config import MOST, number
-from pevdn.experiment.run import Run, evaluation_keys
+from pevdn.experiment.directory import Run
+from pevdn.experiment.run import evaluation_keys
 
 
 def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.experiment.report import by_seed
 
 if TYPE_CHECKING:
-    from pevdn.experiment.run import Run
+    from pevdn.experiment.directory import Run
 
 Series = list[tuple[float, float]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pevdn.errors import UsageError
-from pevdn.experiment.run import Run
+from pevdn.experiment.directory import Run
 
 
 class AgentPolicy:

@@ -12,7 +12,7 @@ from pevdn.experiment.config import Config
 
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Progress
-    from pevdn.experiment.run import Run
+    from pevdn.experiment.directory import Run
 
 WINDOW = 100_000  # the final figures are means over the last so many steps
 

@@ -1,67 +1,22 @@
-"""A training run: a directory with everything about it, and the loop that fills it.
-
-config.yaml      what was asked for
-metrics.jsonl    one line per seed and evaluation, written as it goes
-checkpoints/     the newest states; `pevdn resume` goes on from there
-summary.json     the final figures, once finished
-curve.png        the win rate as a picture
-"""
+"""The loop that fills the directory of a run: calls the compiled program, writes down the rest."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
-import math
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
+from pevdn.experiment import directory
 from pevdn.experiment.config import Config
+from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
-
-
-@dataclass(frozen=True)
-class Run:
-    """The directory of a run, finished or not."""
-
-    path: Path
-
-    @property
-    def config(self) -> Config:
-        return configuration.load(self.path / "config.yaml")
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl written so far."""
-        return [from_json(line) for line in _whole_lines(self.path / "metrics.jsonl")]
-
-    @property
-    def finished(self) -> bool:
-        return (self.path / "summary.json").exists()
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        if not self.finished:
-            raise UsageError(
-                f"{self.path} is not finished; continue with `pevdn resume {self.path}`."
-            )
-        path = self.path / "summary.json"
-        try:
-            found: dict[str, Any] = from_json(path.read_text())
-        except ValueError:
-            raise PevdnError(
-                f"{path} is damaged; delete it, and `pevdn resume {self.path}` writes it again."
-            ) from None
-        return found
 
 
 class Interrupted(PevdnError):
@@ -91,15 +46,15 @@ def begin(config: Config, out: str | Path | None = None, observer: Observer | No
     from pevdn import worlds
 
     world = worlds.make(config.env)
-    path = Path(out) if out is not None else _fresh_directory(config)
-    _refuse_taken(path)
+    path = Path(out) if out is not None else directory.fresh_directory(config)
+    directory.refuse_taken(path)
     run = Run(path)
     training = _Training(run, config, world, observer or Silent())
-    with _disk_errors(path):
+    with directory.disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        with _lock(path):
-            _refuse_taken(path)  # again: it takes a while to get here
-            _write_whole(path / "config.yaml", configuration.to_text(config))
+        with directory.lock(path):
+            directory.refuse_taken(path)  # again: it takes a while to get here
+            directory.write_whole(path / "config.yaml", configuration.to_text(config))
             training.go()
     return run
 
@@ -113,7 +68,7 @@ def resume(path: str | Path, observer: Observer | None = None) -> Run:
     from pevdn import worlds
 
     training = _Training(run, config, worlds.make(config.env), observer or Silent())
-    with _disk_errors(run.path), _lock(run.path):
+    with directory.disk_errors(run.path), directory.lock(run.path):
         training.go()
     return run
 
@@ -161,7 +116,7 @@ class _Training:
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
-            _keep_lines(metrics, self.progress.metrics_lines)
+            directory.keep_lines(metrics, self.progress.metrics_lines)
 
     def _compile(self) -> None:
         import jax
@@ -258,7 +213,7 @@ class _Training:
                 line |= self._spent(int(state.exposure[lane]))
             lines.append(line)
         with (self.run.path / "metrics.jsonl").open("a") as file:
-            file.write("".join(to_json(line) + "\n" for line in lines))
+            file.write("".join(directory.to_json(line) + "\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
         self.progress.evaluations += 1
@@ -311,7 +266,9 @@ class _Training:
         draw_curve(self.run)
         summary = summarise(self.run, self.config, self.progress, self.compile_seconds)
         # Last of all, because it says that the run is finished.
-        _write_whole(self.run.path / "summary.json", to_json(summary, indent=2) + "\n")
+        directory.write_whole(
+            self.run.path / "summary.json", directory.to_json(summary, indent=2) + "\n"
+        )
 
     def _lowest(self) -> int:
         import numpy as np
@@ -375,111 +332,6 @@ def mean_of_seeds(lines: list[dict[str, Any]]) -> dict[str, float]:
             largest = name.startswith("epsilon")
             result[name] = max(values) if largest else sum(values) / len(values)
     return result
-
-
-def _fresh_directory(config: Config) -> Path:
-    name = f"{config.algorithm}-{config.env.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = Path("runs") / name, 2
-    while path.exists():
-        path, number = Path("runs") / f"{name}-{number}", number + 1
-    return path
-
-
-def to_json(document: Any, indent: int | None = None) -> str:
-    """Strict JSON, which has no infinity: it becomes the text "inf"."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return str(value)
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(v) for v in value]
-        return value
-
-    return json.dumps(plain(document), indent=indent)
-
-
-def from_json(text: str) -> Any:
-    """The way back."""
-
-    def numbers(found: dict[str, Any]) -> dict[str, Any]:
-        return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in found.items()}
-
-    return json.loads(text, object_hook=numbers)
-
-
-def _refuse_taken(path: Path) -> None:
-    """A new run never touches a directory that holds something."""
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; choose another directory with --out.")
-    if (path / "config.yaml").exists():
-        raise UsageError(
-            f"{path} holds another run; choose another --out, or continue that one with "
-            f"`pevdn resume {path}`."
-        )
-    if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
-        raise UsageError(f"{path} is not empty; choose another --out.")
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One process per run."""
-    file: IO[str] = (path / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise PevdnError(f"{path} is being trained by another process; wait for it.") from None
-    try:
-        yield
-    finally:
-        file.close()
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """A full disk is one sentence; what was saved before stays as it was."""
-    try:
-        yield
-    except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            begun = (path / "config.yaml").exists()
-            then = f"continue with `pevdn resume {path}`" if begun else "train again"
-            raise PevdnError(
-                f"no space left on the disk of {path}; free some, then {then}."
-            ) from None
-        raise PevdnError(f"cannot write to {path}: {problem.strerror or problem}.") from None
-
-
-def _keep_lines(path: Path, count: int) -> None:
-    """Drop what was written after the checkpoint; it will be written again, the same."""
-    lines = _whole_lines(path)
-    if len(lines) < count:
-        raise PevdnError(
-            f"{path} has {len(lines)} lines, but the checkpoint was made after {count}; "
-            "it was cut short, and the run cannot go on from it."
-        )
-    _write_whole(path, "".join(lines[:count]))
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Without a last one that is still being written, or was when the process was killed."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    draft = path.with_name(path.name + ".new")
-    try:
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _check_memory(simulation: Any) -> None:
