@@ -101,6 +101,11 @@ def flat(by_kind):
     return [vector(tree) for tree in by_kind]
 
 
+def flat_norm(found) -> float:
+    """The size of the first agent's gradient, as vectors (S, N, P) by kind."""
+    return float(jnp.linalg.norm(found[0][0][0, 0]))
+
+
 # ---- equivalence --------------------------------------------------------------------------
 
 
@@ -208,6 +213,25 @@ def test_a_poisson_sample_larger_than_the_padded_batch_is_learnt_from_in_full():
     with patch("pevdn.privacy.mechanism.padded_batch_size", lambda expected, size: 3):
         in_parts, _ = jax.jit(sim._gradients)(state, keys)
     assert relative_error(flat(in_parts), [x / 16 for x in whole]) < 1e-4
+
+
+def test_the_program_samples_at_the_rate_that_is_accounted_for():
+    """Half of the noise-free gradients of a buffer of equal episodes, at q = 1/2, on average.
+
+    240 updates on 16 equal episodes: the mean sample is 8, its standard error 0.13; five of them.
+    """
+    sim = simulation("pe-vdn-c", team_of(2), noise_multiplier=0, expected_batch_size=8)
+    state = random_state(sim, 12)
+    same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, :1], x.shape), state.replays)
+    state = state._replace(replays=same)
+    one = flat_norm(
+        compiled(sim, "_minibatch")(state, jnp.full((1, 6), 16).at[0, 0].set(0), state.key)
+    )
+    keys = jax.random.split(jax.random.key(13), (240, 1, 4))
+    sizes = [8 * flat_norm([flat(compiled(sim, "_gradients")(state, k)[0])]) / one for k in keys]
+    assert sim.config.sampling_rate == 0.5
+    assert np.allclose(sizes, np.rint(sizes), atol=1e-2)  # whole episodes, each counted once
+    assert abs(np.mean(sizes) - 8) < 5 * np.sqrt(16 * 0.25 / 240)
 
 
 def test_the_divisor_is_the_expected_batch_size_whatever_was_sampled():
