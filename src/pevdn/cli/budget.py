@@ -1,0 +1,120 @@
+"""`pevdn budget`: what a training will cost, and what a budget affords."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json, print_table
+
+
+def main(
+    buffer_size: Annotated[int, typer.Option(help="Episodes that an agent keeps.")] = 1024,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected batch, in episodes (default 32).")
+    ] = None,
+    throughput: Annotated[
+        float, typer.Option(help="An update that is due happens with probability 1/throughput.")
+    ] = 1.0,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise over clip norm (default 1).")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (default buffer_size^−1.1).")] = None,
+    agents: Annotated[int, typer.Option(help="Agents in the team.")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Environment steps of the run (default: any number)."),
+    ] = None,
+    update_every: Annotated[int, typer.Option(help="Episodes from one update to the next.")] = 1,
+    relation: Annotated[
+        str, typer.Option(help="Neighbours: zero-out, add-or-remove or replace-one.")
+    ] = "zero-out",
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Find the smallest noise multiplier for this ε; with --noise-multiplier given, "
+            "the largest batch."
+        ),
+    ] = None,
+    view: Annotated[str, typer.Option(help="Whose ε the target is for: agent or team.")] = "agent",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw ε against noise and batch into this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what ε a training will cost, for every view; or find the settings for a target."""
+    from pevdn.errors import UsageError
+    from pevdn.privacy import planner
+
+    if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:
+        raise UsageError(
+            "--target-epsilon, --batch-size and --noise-multiplier leave nothing to be found; "
+            "leave out the noise multiplier to find the smallest, or the batch to find the largest."
+        )
+    if delta == 0:
+        raise UsageError("delta is 0, but must be between 0 and 1; leave it out for the default.")
+    plan = planner.Plan(
+        buffer_size=buffer_size,
+        batch_size=min(32, buffer_size) if batch_size is None else batch_size,
+        throughput=throughput,
+        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+        delta=delta or 0.0,
+        agents=agents,
+        relation=relation,
+        update_every=update_every,
+        steps=steps,
+    )
+    if target_epsilon is not None:
+        find = planner.smallest_noise if noise_multiplier is None else planner.largest_batch
+        plan = find(plan, target_epsilon, view)
+    document = planner.report(plan)
+    if plot is not None:
+        planner.draw(plan, plot)
+        document["plot"] = str(plot)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+
+
+def _show(found: dict[str, Any]) -> None:
+    def figure(name: str) -> str:
+        value = found.get(name)
+        return "–" if value is None else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+    many = f"all {found['agents']} agents" if found["agents"] > 1 else "the agent"
+    unsound = "" if found["theorem_1_sound"] else "; not sound for a throughput above 1"
+    claim_delta = f" at δ = {found['theorem_1_delta']:.3g}"
+    typer.echo(
+        f"noise multiplier {found['noise_multiplier']:g}, batch {found['batch_size']} of "
+        f"{found['buffer_size']} (q = {found['sampling_rate']:.4g}), at most {found['exposure']:,} "
+        f"updates an episode, δ = {found['delta']:.3g}, {found['relation']}"
+    )
+    print_table(
+        ["view", "ε (PLD)", "ε (RDP)", "holds against"],
+        [
+            [
+                "team",
+                figure("epsilon_team"),
+                figure("epsilon_team_rdp"),
+                f"an outsider who sees {many}, and so any who sees fewer; proven",
+            ],
+            [
+                "agent",
+                figure("epsilon_agent"),
+                figure("epsilon_agent_rdp"),
+                "an outsider who sees one agent, its teammates' contributions held fixed",
+            ],
+            ["teammate", "none", "none", found["teammate"].removeprefix("none: ")],
+            [
+                "theorem-1",
+                "–",
+                figure("theorem_1_epsilon"),
+                f"the paper's claim{claim_delta}, for comparison only{unsound}",
+            ],
+        ],
+    )
+    if "plot" in found:
+        typer.echo(f"picture  {found['plot']}")

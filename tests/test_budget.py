@@ -1,0 +1,155 @@
+"""Claims about planning: what it will cost, and what a budget affords."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+from support import cli, finish, start
+
+from pevdn.errors import UsageError
+from pevdn.privacy import planner
+from pevdn.privacy.planner import Plan
+
+KEYS = {"epsilon_agent", "epsilon_team", "delta", "noise_multiplier", "theorem_1_epsilon"}
+
+
+def budget(*arguments: object) -> dict:
+    said = cli("budget", *arguments, "--json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_the_papers_buffer_costs_what_is_known():
+    found = budget(
+        *("--buffer-size", 1024, "--batch-size", 32, "--throughput", 1, "--agents", 3),
+        *("--noise-multiplier", 1.0, "--delta", 4.88e-4),
+    )
+    assert found.keys() >= KEYS
+    assert found["epsilon_agent"] == pytest.approx(4.9, abs=0.1)
+    assert found["epsilon_agent_rdp"] == pytest.approx(5.6, abs=0.1)
+    assert found["exposure"] == 1024
+    assert found["epsilon_teammate"] is None and found["teammate"].startswith("none")
+    assert budget("--noise-multiplier", 1.5)["epsilon_agent"] == pytest.approx(2.4, abs=0.1)
+
+
+def test_the_team_view_is_the_agent_view_with_less_noise():
+    team = budget("--noise-multiplier", 2.0, "--agents", 3)["epsilon_team"]
+    agent = budget("--noise-multiplier", 2.0 / math.sqrt(3))["epsilon_agent"]
+    assert team == pytest.approx(agent, rel=1e-9)
+
+
+def test_theorem_1_is_marked_unsound_for_a_throughput_above_1():
+    found = budget("--throughput", 4, "--noise-multiplier", 0.8)
+    assert not found["theorem_1_sound"]
+    assert found["theorem_1_epsilon"] == pytest.approx(9.2 / 4, abs=0.05)
+    assert found["epsilon_agent"] > found["theorem_1_epsilon"]
+    assert "not sound" in cli("budget", "--throughput", 4).out.replace("\n", " ")
+    assert budget()["theorem_1_sound"]
+
+
+@given(st.integers(8, 200), st.integers(1, 5), st.integers(1, 9), st.floats(1.5, 6.0))
+def test_coins_exceed_a_plan_once_in_a_million_runs(size, every, parallel, throughput):
+    plan = Plan(
+        max(size, every * 9, parallel),
+        4,
+        throughput,
+        update_every=every,
+        parallel_episodes=parallel,
+        steps=10_000,
+    )
+    coins = dataclasses.replace(plan, throughput=1.0).exposure
+    windows = 10_000 / max(every, parallel)
+    assert plan.exposure <= coins
+    assert windows * binom.sf(plan.exposure, coins, 1 / throughput) <= 1.01e-6 * max(1, every)
+
+
+def test_a_run_too_short_to_fill_the_buffer_costs_nothing():
+    assert budget("--buffer-size", 100, "--batch-size", 10, "--steps", 90)["epsilon_team"] == 0
+    short = budget("--buffer-size", 100, "--batch-size", 10, "--steps", 150)
+    whole = budget("--buffer-size", 100, "--batch-size", 10)
+    assert 0 < short["epsilon_team"] < whole["epsilon_team"]
+
+
+@pytest.mark.parametrize("view", ["agent", "team"])
+@pytest.mark.parametrize("target", [0.5, 2.9, 8.0])
+def test_the_noise_for_a_target_is_enough_and_no_more(view, target):
+    found = budget("--target-epsilon", target, "--view", view)
+    assert found[f"epsilon_{view}"] <= target
+    less = budget("--noise-multiplier", found["noise_multiplier"] - 0.002)
+    assert less[f"epsilon_{view}"] > 0.998 * target
+
+
+def test_the_batch_for_a_target_is_enough_and_no_more():
+    found = budget("--target-epsilon", 2.9, "--noise-multiplier", 1.5)
+    assert found["epsilon_agent"] <= 2.9
+    more = budget("--noise-multiplier", 1.5, "--batch-size", found["batch_size"] + 1)
+    assert more["epsilon_agent"] > 2.9
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+def test_stricter_neighbours_cost_more(relation):
+    found = budget("--relation", relation)
+    assert found["epsilon_team"] > budget()["epsilon_team"]
+    assert found["relation"] == relation and "epsilon_agent_rdp" not in found
+
+
+def test_the_picture_is_drawn(tmp_path):
+    path = tmp_path / "curve.png"
+    said = cli("budget", "--plot", path)
+    assert said.code == 0 and str(path) in said.out
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_names_all_three_views():
+    text = " ".join(cli("budget").out.split())
+    for words in ("team", "agent", "teammate none none", "theorem-1", "for comparison only"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--delta", "0"], "delta is 0, but must be between 0 and 1"),
+        (["--delta", "1.5"], "delta is 1.5, but must be between 0 and 1"),
+        (["--batch-size", "2000"], "batch_size is 2000"),
+        (["--throughput", "0.5"], "throughput is 0.5, but must be at least 1"),
+        (["--throughput", "nan"], "throughput is nan, but must be at least 1"),
+        (["--noise-multiplier", "-1"], "noise_multiplier is -1"),
+        (["--noise-multiplier", "inf"], "noise_multiplier is inf"),
+        (["--agents", "0"], "agents is 0, but must be at least 1"),
+        (["--steps", "0"], "steps is 0, but must be at least 1"),
+        (["--relation", "swap"], "unknown neighbouring relation 'swap'"),
+        (["--target-epsilon", "0"], "target_epsilon is 0, but must be a number above 0"),
+        (["--target-epsilon", "1", "--view", "teammate"], "A teammate has no ε to aim at"),
+        (["--target-epsilon", "0.1", "--noise-multiplier", "0.5"], "even a batch of 1"),
+        (["--target-epsilon", "1", "--noise-multiplier", "0"], "even a batch of 1"),
+        (
+            ["--target-epsilon", "1", "--noise-multiplier", "1", "--batch-size", "3"],
+            "leave nothing to be found",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments, sentence):
+    said = cli("budget", *arguments)
+    assert said.code == 2 and sentence in said.sentence and said.out == ""
+
+
+def test_a_target_out_of_reach_is_named():
+    with pytest.raises(UsageError, match="no noise multiplier up to"):
+        planner.smallest_noise(Plan(buffer_size=64, batch_size=64, delta=1e-30), 1e-6, "team")
+
+
+def test_a_plan_is_quick(tmp_path: Path):
+    """Under two seconds on an idle machine; here with room for a busy one, in a process."""
+    began = time.monotonic()
+    said = finish(start("budget", "--target-epsilon", 2.9, "--json"))
+    assert said.code == 0 and json.loads(said.out)["noise_multiplier"] == pytest.approx(1.344)
+    assert time.monotonic() - began < 20
