@@ -1,7 +1,10 @@
 """What every test shares: a compilation cache, repeatable examples, and GPU tests only on a GPU."""
 
+import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # JAX reads these once, when it is first imported.
 os.environ.setdefault(
@@ -29,3 +32,31 @@ settings.load_profile("repeatable")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
         pytest.skip(f"needs a GPU and JAX found only: {jax.default_backend()}")
+
+
+@pytest.fixture(scope="module")
+def compiled_once() -> Iterator[None]:
+    """Trainings in this process share their programs; those in processes of their own do not."""
+    from pevdn.experiment.run import _Training
+
+    real, kept = _Training._compile, {}
+    parts = ("advance", "evaluate", "keep_anchor", "compile_seconds")
+    outside = {
+        "eval_every": 1,
+        "checkpoint_every": 1,
+        "anchor_threshold": 0.0,
+        "epsilon_budget": 0.0,
+        "budget_view": "team",
+    }
+
+    def compile_once(self: Any) -> None:
+        settings = dataclasses.replace(self.config.settings, **outside)
+        program = dataclasses.replace(self.config, steps=1, seed=0, settings=settings)
+        if program not in kept:
+            real(self)
+            kept[program] = {name: getattr(self, name) for name in parts}
+        vars(self).update(kept[program])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Training, "_compile", compile_once)
+        yield

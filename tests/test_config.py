@@ -226,6 +226,8 @@ def configurations(draw: st.DrawFn) -> Config:
     algorithm = draw(st.sampled_from(sorted(ALGORITHMS)))
     if ALGORITHMS[algorithm].private:
         settings["sampling"] = "poisson"
+    if not ALGORITHMS[algorithm].private or settings.get("noise_multiplier") == 0:
+        settings.pop("epsilon_budget", None)
     kept = ("expected_batch_size", "parallel_episodes", "update_every", "learning_starts")
     settings["buffer_size"] = max(5000, *(settings.get(name, 0) for name in kept))
     start, end = (settings.pop(f"exploration_{x}", v) for x, v in (("start", 1.0), ("end", 0.05)))

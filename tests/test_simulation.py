@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from pevdn import worlds
 from pevdn.experiment import config
+from pevdn.privacy.planner import Plan
 from pevdn.runtime.simulation import Simulation, split_keys, where_lane
 from pevdn.runtime.team import Team
 from pevdn.worlds.base import AgentSpec
@@ -287,19 +288,24 @@ def trace(algorithm: str, iterations: int, seeds: int = 1, **settings):
         {"update_every": 4},
         {"buffer_throughput": 2.0, "parallel_episodes": 3},
         {"learning_starts": 5, "parallel_episodes": 1, "update_every": 3},
+        {"buffer_size": 15, "parallel_episodes": 4},
     ],
 )
 def test_exposure_is_the_most_updates_any_episode_was_in_the_buffer_for(settings):
-    """Against a first-in first-out queue replayed by hand from what happened."""
+    """Against a first-in first-out queue replayed by hand from what happened; and as planned."""
     _, seen = trace("pe-vdn-c", 60, **settings)
     queue, most, before = [], 0, (0, 0)
+    size = settings.get("buffer_size", 16)
     for episodes, updates, exposure in seen:
-        queue = (queue + [0] * (episodes - before[0]))[-16:]
+        queue = (queue + [0] * (episodes - before[0]))[-size:]
         queue = [n + updates - before[1] for n in queue]
         most = max([most, *queue])
         before = (episodes, updates)
         assert exposure == most
-    assert most > 0
+    plan = Plan.of(config.make("pe-vdn-c", settings={**SMALL, **settings}), 2)
+    assert 0 < most <= plan.exposure
+    if "buffer_throughput" not in settings:
+        assert most == plan.exposure  # without coins a plan is exact
 
 
 def test_with_dp_learning_starts_when_the_buffer_is_full():

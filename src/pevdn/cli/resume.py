@@ -12,10 +12,17 @@ from pevdn.cli.train import show
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
+    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    new_noise: Annotated[
+        bool,
+        typer.Option(
+            "--new-noise", help="Draw new random numbers, and count what a kill lost as spent."
+        ),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped or killed; it ends as if it never had been."""
     from pevdn.experiment import run as runs
     from pevdn.experiment.progress import observer
 
-    show(runs.resume(run, observer()), as_json)
+    show(runs.resume(run, observer(), new_noise=new_noise), as_json)

@@ -19,6 +19,10 @@ def main(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: runs/NAME-TIME).")
     ] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
@@ -29,7 +33,9 @@ def main(
     from pevdn.experiment import config, run
     from pevdn.experiment.progress import observer
 
-    settings = config.parse_assignments(assignments or [])
+    settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
+    if epsilon_budget is not None:
+        settings["epsilon_budget"] = epsilon_budget
     wanted = config.make(algorithm, env, steps, seeds, seed, settings)
     show(run.begin(wanted, out, observer()), as_json)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
@@ -26,7 +25,7 @@ import orbax.checkpoint as ocp
 
 from pevdn.agent.learning import Learner
 from pevdn.errors import PevdnError
-from pevdn.experiment.config import Config
+from pevdn.experiment.config import Config, fingerprint
 from pevdn.runtime.simulation import Simulation, State
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life story
@@ -44,12 +43,9 @@ class Progress:
     training_seconds: float = 0.0
     training_steps: int = 0  # steps those seconds went into
     wall_seconds: float = 0.0
-
-
-def fingerprint(config: Config) -> str:
-    """What must be equal for a checkpoint to fit a run."""
-    text = json.dumps(dataclasses.asdict(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    budget_spent: bool = False  # no seed can afford another update
+    ledger_line: int = 0  # the last one when this was saved, and its checksum
+    ledger_check: str = ""
 
 
 class Checkpoints:

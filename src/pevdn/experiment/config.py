@@ -7,6 +7,8 @@ and whether gradients are made differentially private) plus defaults that go wit
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,6 +88,17 @@ class Settings:
     noise_multiplier: float = _setting(1.0, "noise standard deviation over clip_norm", 0.0)
     clip_norm: float = _setting(0.5, "C: the most one episode's gradient may weigh", 1e-12)
     delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
+    relation: str = _setting(
+        "zero-out",
+        "neighbouring streams that ε is about",
+        choices=("zero-out", "add-or-remove", "replace-one"),
+    )
+    epsilon_budget: float = _setting(
+        0.0, "training stops before ε of the budget_view exceeds this; 0: no budget", 0.0
+    )
+    budget_view: str = _setting(
+        "team", "whose ε the budget is for; only team is proven", choices=("team", "agent")
+    )
     anchor: bool = _setting(False, "keep the best-evaluated model as anchor and stay close to it")
     anchor_threshold: float = _setting(
         0.25, "an evaluation must beat this win rate to set the first anchor", 0.0, 1.0
@@ -289,11 +302,27 @@ def _check_together(config: Config) -> None:
             f"exploration_end is {s.exploration_end}, but exploration only ever falls; it must not "
             f"be above exploration_start={s.exploration_start}."
         )
+    if s.epsilon_budget and not config.private:
+        raise UsageError(
+            f"epsilon_budget is {s.epsilon_budget:g}, but {config.algorithm} is not differentially "
+            "private; train pe-vdn-c, or leave the budget out."
+        )
+    if s.epsilon_budget and s.noise_multiplier == 0:
+        raise UsageError(
+            f"epsilon_budget is {s.epsilon_budget:g}, but noise_multiplier is 0, so that ε is "
+            "infinite from the first update on; raise noise_multiplier."
+        )
     if config.private and s.sampling != "poisson":
         raise UsageError(
             f"sampling is '{s.sampling}', but {config.algorithm} needs 'poisson': "
             "its privacy rests on it."
         )
+
+
+def fingerprint(config: Config) -> str:
+    """What must be equal for a checkpoint or a ledger to belong to a run."""
+    text = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def to_text(config: Config) -> str:

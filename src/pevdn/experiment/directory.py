@@ -2,6 +2,7 @@
 
 config.yaml      what was asked for
 metrics.jsonl    one line per seed and evaluation, written as it goes
+ledger.jsonl     with DP: every update, before it is made and after (and ledger.head)
 checkpoints/     the newest states; `pevdn resume` goes on from there
 summary.json     the final figures, once finished
 curve.png        the win rate as a picture

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn import __version__
 from pevdn.experiment.config import Config
+from pevdn.privacy.accounting import RELATIONS
 
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Progress
@@ -16,13 +17,19 @@ if TYPE_CHECKING:
 
 WINDOW = 100_000  # the final figures are means over the last so many steps
 
-GUARANTEE = (
-    "ε is for one training episode: all agents' records of it as they are, or empty. "
-    "epsilon_team holds against an outsider who sees all agents act or their parameters, and so "
-    "against any who sees fewer. epsilon_agent is the loss through one agent's own updates with "
-    "its teammates' contributions held fixed. A teammate, who sees the opened sums, gets no "
-    "differential privacy. Evaluation episodes and the choice of settings are not covered."
-)
+
+def guarantee(config: Config) -> str:
+    """What ε of a run means, and what it does not."""
+    relation = config.settings.relation
+    return (
+        f"ε is for one training episode under the {relation} relation: {RELATIONS[relation]}. "
+        "epsilon_team holds against an outsider who sees all agents act or their parameters, and "
+        "so against any who sees fewer. epsilon_agent is the loss through one agent's own updates "
+        "with its teammates' contributions held fixed. A teammate gets no differential privacy: it "
+        "sees the opened sums before any noise, and knows the indices. Not covered: evaluation "
+        "episodes, the choice of settings, the team's reward, lengths and timing, and any other "
+        "training on a copy of this run."
+    )
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float | None]:
@@ -75,7 +82,8 @@ def summarise(
         "late_win_rate": mean,
         "late_win_rate_half_width_95": half,
         "late_win_rate_by_seed": late,
-        "late_window_steps": min(WINDOW, config.steps // 2),
+        "late_window_steps": min(WINDOW, max(line["env_steps"] for line in last) // 2),
+        "env_steps": max(line["env_steps"] for line in last),
         "episodes": sum(line["episodes"] for line in last),
         "updates": sum(line["updates"] for line in last),
     }
@@ -90,8 +98,13 @@ def summarise(
     if config.private:
         for name in ("epsilon_agent", "epsilon_team"):
             summary[name] = max(line[name] for line in last)
+        summary["epsilon_teammate"] = None
         summary["delta"] = config.delta
-        summary["guarantee"] = GUARANTEE
+        summary["guarantee"] = guarantee(config)
+        if config.settings.epsilon_budget:
+            summary["epsilon_budget"] = config.settings.epsilon_budget
+            summary["budget_view"] = config.settings.budget_view
+            summary["stopped_by_budget"] = progress.budget_spent
     device = jax.local_devices()[0]
     summary |= {
         "env_steps_per_second": progress.training_steps / max(progress.training_seconds, 1e-9),
@@ -126,8 +139,14 @@ def describe(summary: dict[str, Any]) -> str:
     if "epsilon_team" in summary:
         lines.append(
             f"privacy  ε team {summary['epsilon_team']:.2f}, "
-            f"ε agent {summary['epsilon_agent']:.2f} at δ = {summary['delta']:.2g}: "
-            f"{summary['guarantee']}"
+            f"ε agent {summary['epsilon_agent']:.2f}, teammate none, at "
+            f"δ = {summary['delta']:.2g}: {summary['guarantee']}"
+        )
+    if summary.get("stopped_by_budget"):
+        lines.append(
+            f"budget   training stopped at {summary['env_steps']:,} of {summary['steps']:,} steps: "
+            f"another update would take ε {summary['budget_view']} above "
+            f"{summary['epsilon_budget']:g}"
         )
     lines.append(
         f"speed    {summary['env_steps_per_second']:,.0f} environment steps/s, "

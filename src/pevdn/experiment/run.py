@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
@@ -17,6 +18,9 @@ from pevdn.experiment import directory
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
+
+if TYPE_CHECKING:
+    from pevdn.privacy.ledger import Ledger
 
 
 class Interrupted(PevdnError):
@@ -59,17 +63,26 @@ def begin(config: Config, out: str | Path | None = None, observer: Observer | No
     return run
 
 
-def resume(path: str | Path, observer: Observer | None = None) -> Run:
-    """Go on with a run that was stopped or killed; a finished one is returned as it is."""
+def resume(path: str | Path, observer: Observer | None = None, *, new_noise: bool = False) -> Run:
+    """Go on with a run that was stopped or killed; a finished one is returned as it is.
+
+    What was lost in a kill is computed again, bit for bit. With `new_noise` it is not: new random
+    numbers are drawn, and the lost updates of a private run are counted as spent.
+    """
     run = Run(Path(path))
     config = run.config
+    if new_noise and not config.private:
+        raise UsageError(
+            f"{run.path} was trained with {config.algorithm}, which adds no noise; resume it "
+            "without --new-noise."
+        )
     if run.finished:
         return run
     from pevdn import worlds
 
     training = _Training(run, config, worlds.make(config.env), observer or Silent())
     with directory.disk_errors(run.path), directory.lock(run.path):
-        training.go()
+        training.go(new_noise)
     return run
 
 
@@ -88,15 +101,17 @@ class _Training:
         self.latest: dict[str, float] | None = None
         self._stop = False
         self._saved_at = 0
+        self.ledger: Ledger | None = None
+        self.affordable = _affordable(config, len(self.simulation.team))
         _check_memory(self.simulation)
 
-    def go(self) -> None:
+    def go(self, new_noise: bool = False) -> None:
         from pevdn.experiment.checkpoint import Checkpoints
 
         self._began = time.monotonic()
         self.checkpoints = Checkpoints(self.run.path, self.config)
         with self._signals():
-            self._continue_or_begin()
+            self._continue_or_begin(new_noise)
             self._compile()
             self._loop()
         self._finish()
@@ -104,19 +119,47 @@ class _Training:
 
     # ---- preparation ----------------------------------------------------------------------
 
-    def _continue_or_begin(self) -> None:
+    def _continue_or_begin(self, new_noise: bool) -> None:
         import jax
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
-        metrics = self.run.path / "metrics.jsonl"
         if self.checkpoints.latest is None:
             self.state = jax.jit(self.simulation.start)(self.seeds)
-            metrics.write_text("")
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
-            directory.keep_lines(metrics, self.progress.metrics_lines)
+        if self.config.private:
+            self._open_ledger(new_noise)
+        # What was written after the checkpoint will be written again.
+        directory.keep_lines(self.run.path / "metrics.jsonl", self.progress.metrics_lines)
+
+    def _open_ledger(self, new_noise: bool) -> None:
+        """Begin a ledger, or go on with the one that belongs to the checkpoint."""
+        import jax
+
+        from pevdn.privacy.ledger import FILE, Ledger
+        from pevdn.privacy.planner import Plan
+
+        path, run = self.run.path, configuration.fingerprint(self.config)
+        fresh = self.checkpoints.latest is None and not (path / "metrics.jsonl").exists()
+        if fresh and not Ledger.begun(path):
+            plan = Plan.of(self.config, len(self.simulation.team))
+            self.ledger = Ledger.begin(path, run, plan.mechanism, self.config.seeds)
+            return
+        self.ledger = Ledger.read(path, run)
+        self.ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
+        if self.ledger.copied:
+            self.observer.note(
+                f"this is a copy of a run ({path / FILE} began as another file): what it trains "
+                "from here on is one more spend of the same episodes, and the original's ledger "
+                "does not know of it."
+            )
+        if new_noise:
+            self.ledger.renew()
+        if number := self.ledger.renewed:
+            renewed = jax.vmap(lambda key: jax.random.fold_in(key, number))(self.state.key)
+            self.state = self.state._replace(key=renewed)
 
     def _compile(self) -> None:
         import jax
@@ -128,7 +171,7 @@ class _Training:
         number = jax.ShapeDtypeStruct((), jnp.int32)
         self.advance = (
             jax.jit(self.simulation.advance, donate_argnums=0)
-            .lower(state, number, number)
+            .lower(state, number, number, jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32))
             .compile()
         )
         params = tuple(learner.params for learner in state.learners)
@@ -139,6 +182,8 @@ class _Training:
     # ---- the loop -------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        import numpy as np
+
         s, steps = self.config.settings, self.config.steps
         last_round = -(-steps // s.eval_every)
         title = f"{self.config.algorithm} on {self.config.env}"
@@ -146,28 +191,27 @@ class _Training:
             title += f" × {self.config.seeds} seeds"
         self.observer.start(title, steps, min(self._lowest(), steps))
         try:
-            while self.progress.evaluations <= last_round:
+            while self.progress.evaluations <= last_round and not self.progress.budget_spent:
                 self._train_until(min(self.progress.evaluations * s.eval_every, steps))
                 self._evaluate()
                 self._show()
+                self.progress.budget_spent = bool(np.all(self.state.exhausted))
                 due = self._lowest() - self._saved_at >= s.checkpoint_every
-                if due or self.progress.evaluations > last_round:
+                last = self.progress.evaluations > last_round or self.progress.budget_spent
+                if due or last:
                     self._save()
         finally:
             self.observer.stop()
 
     def _train_until(self, until: int) -> None:
         """Short calls of the compiled program, so that a person sees it move and can stop it."""
-        import jax.numpy as jnp
-
         most = 1
-        while self._lowest() < until:
+        while self._underway(until):
             before, began = self._total(), time.monotonic()
-            self.state = self.advance(self.state, jnp.int32(until), jnp.int32(most))
-            after = self._total()
+            most = self._advance(until, most)
             took = time.monotonic() - began
             self.progress.training_seconds += took
-            self.progress.training_steps += after - before
+            self.progress.training_steps += self._total() - before
             most = max(1, min(2 * most, int(most * 0.5 / max(took, 1e-3))))
             self._refuse_wrapped_messages()
             self._show()
@@ -177,6 +221,31 @@ class _Training:
                     f"stopped at {self._lowest():,} steps, everything is saved; "
                     f"continue with `pevdn resume {self.run.path}`."
                 )
+
+    def _advance(self, until: int, most: int) -> int:
+        """`most` iterations; with DP, written into the ledger before they are made and after.
+
+        Returns how many it was: chunks lost in a kill are repeated as they were.
+        """
+        import jax.numpy as jnp
+        import numpy as np
+
+        ledger, chunk = self.ledger, None
+        limit = [configuration.MOST] * self.config.seeds
+        if ledger is not None:
+            if self.affordable is not None:
+                limit = [self.affordable - lost for lost in ledger.lost]
+            chunk = ledger.reserve(until, most, limit, self.simulation.updates_due)
+            most, limit = chunk.iterations, chunk.limit
+        before = np.array(self.state.updates)  # a copy: the state is given away
+        self.state = self.advance(
+            self.state, jnp.int32(until), jnp.int32(most), jnp.array(limit, jnp.int32)
+        )
+        if ledger is not None and chunk is not None:
+            made = np.asarray(self.state.updates) - before
+            exposure = np.asarray(self.state.exposure)
+            ledger.settle(chunk, made.tolist(), exposure.tolist(), digest(self.state))
+        return most
 
     def _evaluate(self) -> None:
         import jax
@@ -194,7 +263,7 @@ class _Training:
             self.state = self.keep_anchor(self.state, running.win_rate)
             anchor = score("anchor", 1)
         state = jax.device_get(self.state._replace(learners=(), replays=(), key=jnp.zeros(())))
-        lines = []
+        lines, spent = [], self.ledger.spent() if self.ledger is not None else []
         for lane in range(self.config.seeds):
             line: dict[str, Any] = {
                 "seed": self.config.seed + lane,
@@ -209,8 +278,8 @@ class _Training:
                 has = bool(state.anchored[lane])
                 line["win_rate_anchor"] = float(anchor.win_rate[lane]) if has else None
                 line["return_anchor"] = float(anchor.total_reward[lane]) if has else None
-            if self.config.private:
-                line |= self._spent(int(state.exposure[lane]))
+            if spent:
+                line |= spent[lane]._asdict()
             lines.append(line)
         with (self.run.path / "metrics.jsonl").open("a") as file:
             file.write("".join(directory.to_json(line) + "\n" for line in lines))
@@ -219,19 +288,6 @@ class _Training:
         self.progress.evaluations += 1
         self.progress.metrics_lines += len(lines)
         self.latest = mean_of_seeds(lines)
-
-    def _spent(self, exposure: int) -> dict[str, Any]:
-        from pevdn.privacy.accounting import spent
-
-        s = self.config.settings
-        found = spent(
-            exposure,
-            self.config.sampling_rate,
-            s.noise_multiplier,
-            self.config.delta,
-            len(self.simulation.team),
-        )
-        return found._asdict()
 
     def _refuse_wrapped_messages(self) -> None:
         import numpy as np
@@ -256,6 +312,8 @@ class _Training:
         now = time.monotonic()
         self.progress.wall_seconds += now - self._began
         self._began = now
+        if self.ledger is not None:
+            self.progress.ledger_line, self.progress.ledger_check = self.ledger.head
         self.checkpoints.save(self.state, self.progress)
         self._saved_at = self._lowest()
 
@@ -270,10 +328,18 @@ class _Training:
             self.run.path / "summary.json", directory.to_json(summary, indent=2) + "\n"
         )
 
-    def _lowest(self) -> int:
+    def _underway(self, until: int) -> bool:
+        """Whether a seed has steps to make and budget left."""
         import numpy as np
 
-        return int(np.min(self.state.env_steps))
+        return bool(np.any((np.asarray(self.state.env_steps) < until) & ~self.state.exhausted))
+
+    def _lowest(self) -> int:
+        """Steps of the slowest seed that can still make some."""
+        import numpy as np
+
+        steps, stopped = np.asarray(self.state.env_steps), np.asarray(self.state.exhausted)
+        return int(np.min(steps if stopped.all() else steps[~stopped]))
 
     def _total(self) -> int:
         import numpy as np
@@ -311,6 +377,19 @@ class _Training:
                 signal.signal(number, handler)
 
 
+def digest(state: Any) -> str:
+    """Of what training has come to: parameters, random keys and counters."""
+    import jax
+    import numpy as np
+
+    counters = (state.env_steps, state.episodes, state.updates, state.exposure)
+    params = [learner.params for learner in state.learners]
+    whole = hashlib.sha256()
+    for leaf in jax.tree.leaves((params, jax.random.key_data(state.key), counters)):
+        whole.update(np.ascontiguousarray(leaf).tobytes())
+    return whole.hexdigest()[:32]
+
+
 def evaluation_keys(seeds: Any, number: int) -> Any:
     """Keys (S,) of one evaluation; they depend on the seed and the evaluation's number alone."""
     import jax
@@ -332,6 +411,26 @@ def mean_of_seeds(lines: list[dict[str, Any]]) -> dict[str, float]:
             largest = name.startswith("epsilon")
             result[name] = max(values) if largest else sum(values) / len(values)
     return result
+
+
+def _affordable(config: Config, n_agents: int) -> int | None:
+    """The exposure that the run's budget pays for; None without a budget."""
+    s = config.settings
+    if not s.epsilon_budget:
+        return None
+    from pevdn.privacy.planner import Plan
+
+    mechanism = Plan.of(config, n_agents).mechanism
+    most = 4 * s.buffer_size  # more than any run that is not killed all the time
+    found = mechanism.affordable(s.epsilon_budget, s.budget_view, most)
+    if found == 0:
+        first = mechanism.epsilon(1, s.budget_view)
+        raise UsageError(
+            f"epsilon_budget is {s.epsilon_budget:g}, but the first update already costs "
+            f"{first:.3g} in the {s.budget_view} view; raise the budget or noise_multiplier "
+            f"(now {s.noise_multiplier:g})."
+        )
+    return found
 
 
 def _check_memory(simulation: Any) -> None:

@@ -28,7 +28,7 @@ from pevdn.exchange import Exchange, central, indices
 from pevdn.exchange.alone import alone
 from pevdn.exchange.broadcast import broadcast
 from pevdn.exchange.secret_shared import Code, secret_shared
-from pevdn.experiment.config import Config, Settings
+from pevdn.experiment.config import MOST, Config, Settings
 from pevdn.privacy import mechanism
 from pevdn.runtime import tape
 from pevdn.runtime.team import Team
@@ -46,6 +46,7 @@ class State(NamedTuple):
     updates: Array
     stored_at: Array  # (S, buffer_size) how many updates had been made when a slot was written
     exposure: Array  # the most updates that any one episode was in the buffer for
+    exhausted: Array  # bool: an update was due that the privacy budget does not cover
     refused: Array  # the largest message that did not fit, 0 as long as all did
     anchored: Array  # bool: an anchor exists
     threshold: Array  # win rate that the next anchor must beat
@@ -174,16 +175,18 @@ class Simulation:
             updates=zeros,
             stored_at=jnp.zeros((S, s.buffer_size), jnp.int32),
             exposure=zeros,
+            exhausted=jnp.zeros(S, bool),
             refused=jnp.zeros(S),
             anchored=jnp.zeros(S, bool),
             threshold=jnp.full(S, s.anchor_threshold),
         )
 
-    def advance(self, state: State, until: Array, most: Array) -> State:
+    def advance(self, state: State, until: Array, most: Array, limit: Array | int = MOST) -> State:
         """Iterate each lane until it has made `until` environment steps, `most` times at most.
 
         A lane that is there first waits unchanged, so that what a lane does depends on its own
-        seed alone, and so that calls of any length add up to the same run.
+        seed alone, and so that calls of any length add up to the same run. No update is made that
+        would take an episode's exposure above the lane's `limit` (S,); such a lane is exhausted.
         """
 
         def unfinished(carry: tuple[State, Array]) -> Array:
@@ -192,7 +195,7 @@ class Simulation:
 
         def body(carry: tuple[State, Array]) -> tuple[State, Array]:
             state, done = carry
-            return self._iteration(state, self._active(state, until)), done + 1
+            return self._iteration(state, self._active(state, until), limit), done + 1
 
         return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
@@ -218,9 +221,9 @@ class Simulation:
     # ---- Algorithm 1 ----------------------------------------------------------------------
 
     def _active(self, state: State, until: Array) -> Array:
-        return (state.env_steps < until) & (state.refused == 0)
+        return (state.env_steps < until) & (state.refused == 0) & ~state.exhausted
 
-    def _iteration(self, state: State, active: Array) -> State:
+    def _iteration(self, state: State, active: Array, limit: Array | int) -> State:
         """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
         keys = split_keys(state.key, 3)
         s = self.settings
@@ -236,6 +239,10 @@ class Simulation:
             ready = active & (state.episodes >= self.config.learning_starts) & (state.refused == 0)
             coin = jax.vmap(jax.random.uniform)(keys[:, 0])
             ready &= coin * s.buffer_throughput < 1  # public: whether an update happened shows
+            if self.config.private:
+                exhausted = state.exhausted | (ready & (self._exposed(state) >= limit))
+                state = state._replace(exhausted=exhausted)
+                ready &= ~exhausted
             return jax.lax.cond(jnp.any(ready), self._update, _skip, state, keys, ready), None
 
         update_keys = jnp.swapaxes(split_keys(keys[:, 2], self.updates_due, 4), 0, 1)
@@ -371,15 +378,18 @@ class Simulation:
             where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rate, pull), learner)
             for learner, gradient in zip(state.learners, gradients, strict=True)
         )
-        updates = state.updates + applied
-        oldest = jnp.where(state.episodes > s.buffer_size, state.episodes % s.buffer_size, 0)
-        longest = updates - jnp.take_along_axis(state.stored_at, oldest[:, None], 1)[:, 0]
-        return state._replace(
+        state = state._replace(
             learners=learners,
-            updates=updates,
-            exposure=jnp.where(applied, jnp.maximum(state.exposure, longest), state.exposure),
+            updates=state.updates + applied,
             refused=jnp.where(ready, jnp.maximum(state.refused, refused), state.refused),
         )
+        return state._replace(exposure=jnp.maximum(state.exposure, self._exposed(state)))
+
+    def _exposed(self, state: State) -> Array:
+        """Updates made (S,) since the oldest episode now in the buffer was stored."""
+        size = self.settings.buffer_size
+        oldest = jnp.where(state.episodes > size, state.episodes % size, 0)
+        return state.updates - jnp.take_along_axis(state.stored_at, oldest[:, None], 1)[:, 0]
 
     # ---- gradients ------------------------------------------------------------------------
 
