@@ -1,0 +1,83 @@
+"""`pevdn audit`: attack the private program, and hold what was found against the claimed ε."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json, print_table
+
+
+def main(
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="ε of the agent view to claim; may be repeated (default 1, 3 and 8)."),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(help="Trainings with the planted episode, and as many without.")
+    ] = 2000,
+    buffer_size: Annotated[int, typer.Option(help="Episodes that an agent keeps.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Expected batch, in episodes.")] = 4,
+    agents: Annotated[
+        int | None, typer.Option(help="Agents of toy:coordination (default 3).")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (default buffer_size^−1.1).")] = None,
+    env: Annotated[str, typer.Option(help="World to take the agents from.")] = "toy:coordination",
+    seed: Annotated[int, typer.Option(help="Seed of everything the audit draws.")] = 0,
+    plant: Annotated[
+        str | None,
+        typer.Option(
+            help="Break the program, to see the audit fail: no-noise, no-clipping, hidden-rate "
+            "or no-root-n."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack the private program; fails (exit code 1) if it leaks more than is claimed."""
+    from pevdn.experiment.progress import observer
+    from pevdn.privacy.audit import audit, refuted, world_for
+
+    document = audit(
+        world_for(env, agents),
+        [1.0, 3.0, 8.0] if epsilon is None else epsilon,
+        trials,
+        delta,
+        seed,
+        plant,
+        observer(),
+        buffer_size=buffer_size,
+        expected_batch_size=batch_size,
+    )
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+    problem = refuted(document)
+    if problem is not None:
+        raise problem
+
+
+def _show(found: dict[str, Any]) -> None:
+    print_table(
+        ["view", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
+        [
+            [
+                row["view"],
+                f"{row['noise_multiplier']:g}",
+                f"{row['epsilon_claimed']:.2f}",
+                f"{row['epsilon_lower_bound']:.2f}",
+                f"{row['epsilon_lower_bound'] / row['epsilon_claimed']:.2f}",
+                f"{row['auc']:.3f}",
+                "not refuted" if row["passed"] else "REFUTED",
+            ]
+            for row in found["rows"]
+        ],
+    )
+    team = "1 agent" if found["agents"] == 1 else f"{found['agents']} agents"
+    typer.echo(
+        f"{team}, batch {found['batch_size']} of {found['buffer_size']}, "
+        f"{found['updates']} updates, δ = {found['delta']:.3g}. All bounds hold at once with "
+        f"{found['confidence']:.0%} confidence;\n{found['trials']:,} trials of each kind can show "
+        f"an ε of {found['largest_possible_bound']:.2f} at most, so larger claims cannot fail."
+    )
