@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 import pevdn
-from pevdn.cli import algorithms, config, evaluate, resume, train, worlds
+from pevdn.cli import (
+    algorithms,
+    attack,
+    audit,
+    budget,
+    config,
+    evaluate,
+    ledger,
+    resume,
+    train,
+    worlds,
+)
 from pevdn.errors import PevdnError, UsageError
 
 app = typer.Typer(
@@ -21,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (train, resume, evaluate, worlds, algorithms, config):
+for command in (train, resume, evaluate, attack, audit, budget, ledger, worlds, algorithms, config):
     app.command(command.__name__.rpartition(".")[2])(command.main)
 
 

@@ -1,0 +1,199 @@
+"""`pevdn attack`: what do a curious teammate and an outsider get out of a run?"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json, print_table
+
+FORMATS = (".png", ".pdf", ".svg")
+OBSERVERS = {"agent": "one agent", "team": "the whole team"}
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    episodes: Annotated[
+        int | None, typer.Option(help="Episodes for the curious teammate (default: 1024).")
+    ] = None,
+    shadows: Annotated[
+        int | None,
+        typer.Option(help="Teams trained for membership inference, each time (default: 12)."),
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(help="Updates of each of those teams (default: 150).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything the attacks draw.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="256 episodes, 6 teams, 60 updates: wider intervals.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the picture (default: RUN/attack.png).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack a trained team: read private features, and tell which episodes were learnt from."""
+    from pevdn.experiment.directory import Run, disk_errors
+    from pevdn.experiment.progress import observer
+
+    path = out or run / "attack.png"
+    Run(run).config  # noqa: B018  (is it a run? before JAX starts)
+    _check_writable(path)
+    from pevdn.privacy.attacks import FULL, QUICK, attack
+    from pevdn.privacy.attacks.picture import draw
+
+    show = observer()
+    given = {"episodes": episodes, "shadows": shadows, "updates": updates}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    effort = (QUICK if quick else FULL)._replace(**chosen)
+    if quick:
+        reduced = [
+            f"{name} {getattr(effort, name)} instead of {getattr(FULL, name)}"
+            for name in effort._fields
+            if name not in chosen
+        ]
+        show.note(f"quick: {', '.join(reduced) or 'nothing left to reduce'}")
+    document = attack(run, effort, seed, show)
+    with disk_errors(path.parent):
+        draw(document, path)
+    document["picture"] = str(path)
+    if as_json:
+        print_json(document)
+        return
+    _show_channels(document)
+    _show_team_sizes(document)
+    _show_membership(document)
+    typer.echo(f"{document['seconds']:.0f} seconds\npicture  {path}")
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes of work."""
+    from pevdn.errors import UsageError
+
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"--out is {path}, but must end in {', '.join(FORMATS)}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--out is {path}, but must be a file in a directory that exists.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written; choose another file with --out.")
+
+
+# ---- tables, and what they say --------------------------------------------------------------
+
+
+def _show_channels(document: dict[str, Any]) -> None:
+    own = [row for row in document["teammate"] if not row["composed"]]
+    features = document["features"]
+    typer.echo(
+        f"What agent 1 reads of agent 0 in this team of {document['agents']}: AUC [95 % interval]\n"
+        "(pe-vdn-a sends the message, pe-vdn-b and c send shares, all of them open the sum;\n"
+        + "; ".join(f"{name}: {meaning}" for name, meaning in features.items())
+        + ")"
+    )
+    channels = list(dict.fromkeys(row["channel"] for row in own))
+    by = {(row["channel"], row["feature"]): row for row in own}
+    print_table(
+        ["received", *features],
+        [[c, *(_cell(by[c, f]) for f in features)] for c in channels],
+    )
+    shares = [row for row in own if "share" in row["channel"] and row["auc"] is not None]
+    blind = sum(_contains_chance(row) for row in shares)
+    _say(
+        f"The message {_told(own, 'message')}, the opened sum {_told(own, 'opened sum')}. "
+        f"Of the shares, {blind} of {len(shares)} intervals contain 0.5 "
+        "(each is the best of one attack for every choice of shares, widened so that all hold at "
+        "once)."
+    )
+
+
+def _say(sentence: str) -> None:
+    typer.echo(textwrap.fill(sentence, 80) + "\n")
+
+
+def _told(rows: list[dict[str, Any]], channel: str) -> str:
+    """Which features a channel gives away."""
+    known = [r for r in rows if r["channel"] == channel and r["auc"] is not None]
+    told = [row["feature"] for row in known if row["low"] > 0.5]
+    return f"tells of {' and '.join(told)}" if told else "tells nothing that was found"
+
+
+def _show_team_sizes(document: dict[str, Any]) -> None:
+    sums = [row for row in document["teammate"] if row["channel"] == "opened sum"]
+    features = document["features"]
+    typer.echo(
+        "What the opened sum leaves to read, by team size: AUC [95 % interval]\n"
+        "(composed: the victim's message plus those of this run's agents in other episodes)"
+    )
+    by = {(row["agents"], row["composed"], row["feature"]): row for row in sums}
+    teams = sorted({(row["agents"], row["composed"]) for row in sums})
+    print_table(
+        ["agents", *features],
+        [
+            [f"{n}, composed" if made else f"{n}, this run's"]
+            + [_cell(by[n, made, f]) for f in features]
+            for n, made in teams
+        ],
+    )
+    sizes = [n for n, made in teams if made]
+    least, most = min(sizes), max(sizes)
+    changes = [
+        f"{f} from {by[least, True, f]['auc']:.2f} to {by[most, True, f]['auc']:.2f}"
+        for f in features
+        if by[least, True, f]["auc"] is not None and by[most, True, f]["auc"] is not None
+    ]
+    _say(
+        f"From {least} agents, where the sum is the message, to {most}: "
+        f"{', '.join(changes) or 'nothing could be measured'}."
+    )
+
+
+def _show_membership(document: dict[str, Any]) -> None:
+    rows = document["membership"]
+    typer.echo(
+        "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of "
+        f"all\n({document['shadows']} teams, {document['updates']} updates on about half of "
+        f"{document['candidates']} episodes, δ {document['delta']:.2g})"
+    )
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    print_table(
+        ["training", "ε agent", "ε team", "one agent", "whole team", "limit"],
+        [
+            [
+                agent["algorithm"],
+                _epsilon(agent["epsilon_agent"]),
+                _epsilon(agent["epsilon_team"]),
+                _cell(agent),
+                _cell(team),
+                f"{agent['largest_auc']:.2f}",
+            ]
+            for agent, team in pairs
+        ],
+    )
+    above = [_case(row) for row in rows if row["low"] > 0.5]
+    _say(
+        f"Above chance: {', '.join(above) or 'none'}; "
+        f"the other {len(rows) - len(above)} of {len(rows)} intervals reach down to 0.5."
+    )
+
+
+def _case(row: dict[str, Any]) -> str:
+    epsilon = "" if row["epsilon_agent"] is None else f" at ε {_epsilon(row['epsilon_agent'])}"
+    return f"{row['algorithm']}{epsilon} from {OBSERVERS[row['observer']]}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else "∞" if value == float("inf") else f"{value:.2f}"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if row["auc"] is None:
+        return "never varies"
+    return f"{row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _contains_chance(row: dict[str, Any]) -> bool:
+    return bool(row["low"] <= 0.5 <= row["high"])

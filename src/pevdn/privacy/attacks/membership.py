@@ -1,0 +1,265 @@
+"""Was this episode trained on? What trained agents' Q-values tell an outsider.
+
+Shadow teams are trained from scratch by the program's own update on a buffer of candidate
+episodes, in which a fair coin per team and episode has emptied about half: emptied or not is the
+question, and also the neighbouring relation that ε is about (docs/privacy.md). Coins are
+independent, so that teams are, guessing has an expected AUC of exactly 0.5, and no test has a
+larger one than `largest_auc` of the team's ε.
+
+The attacker knows all candidates. An episode is told by its error: learnt from, it is smaller. How
+hard a candidate is shows in the other teams, and is taken off (Watson et al. 2022, "difficulty
+calibration"; with so few teams the likelihood ratios of LiRA did no better, and need the coins).
+
+Two observers: of one agent, whose error is (r / N + m_i)², computed from that agent's parameters
+and record alone; and of the whole team, whose error is (r + Σ m_i)².
+
+Shapes: S shadow teams (lanes), N agents, E candidates, T steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pevdn.agent import learning, replay
+from pevdn.agent.learning import Learner
+from pevdn.agent.replay import Episode
+from pevdn.errors import PevdnError
+from pevdn.experiment import config as configuration
+from pevdn.experiment.config import Config
+from pevdn.privacy import accounting
+from pevdn.privacy.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
+from pevdn.privacy.attacks.target import messages
+from pevdn.runtime.simulation import Simulation, State, split_keys
+from pevdn.worlds.base import World
+
+CANDIDATES = 32  # episodes
+BATCH = 8  # episodes in a minibatch, on average
+DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which ε limits the AUC
+EPSILONS = (math.inf, 100.0, 8.0, 1.0)  # of one agent
+
+
+class Shadows(Simulation):
+    """A simulation compiled for no more steps than the candidates have."""
+
+    def __init__(self, world: World, config: Config, longest: int) -> None:
+        super().__init__(world, config)
+        self._longest = longest
+
+    @property
+    def horizons(self) -> list[int]:
+        return [min(steps for steps in super().horizons if steps >= self._longest)]
+
+
+class Errors(NamedTuple):
+    """The trained teams' errors on the candidates, averaged along each episode."""
+
+    agent: Floats  # (S, N, E)
+    team: Floats  # (S, E)
+
+
+def shadow_config(config: Config, private: bool, noise: float, candidates: int) -> Config:
+    """The run's settings, but for a buffer of all candidates and what makes pe-vdn-b or c."""
+    settings = dataclasses.replace(
+        config.settings,
+        buffer_size=candidates,
+        expected_batch_size=max(1, candidates * BATCH // CANDIDATES),
+        sampling="poisson" if private else "uniform",
+        learning_starts=0,
+        update_every=1,
+        parallel_episodes=1,
+        noise_multiplier=noise,
+        delta=config.delta,
+        relation="zero-out",
+        epsilon_budget=0.0,
+        anchor=False,
+    )
+    name = "pe-vdn-c" if private else "pe-vdn-b"
+    return configuration.make(name, config.env, settings=dataclasses.asdict(settings))
+
+
+def noise_for(epsilon: float, updates: int, sampling_rate: float, delta: float) -> float:
+    """The noise multiplier that keeps `updates` updates within ε, at most 1 % too large."""
+    if epsilon == math.inf:
+        return 0.0
+
+    def within(noise: float) -> bool:
+        return accounting.epsilon(updates, sampling_rate, noise, delta) <= epsilon
+
+    high = 1.0
+    while not within(high):
+        high *= 2
+    low = high / 2
+    while within(low):
+        low, high = low / 2, low
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return high
+
+
+def toss(teams: int, candidates: int, seed: int) -> Bools:
+    """(S, E): whether a team was given a candidate."""
+    return np.random.default_rng(seed).random((teams, candidates)) < 0.5
+
+
+def train(
+    world: World,
+    config: Config,
+    episodes: Sequence[Episode],
+    member: Bools,
+    updates: int,
+    seed: int,
+) -> Errors:
+    """Train a team on the members of each lane (S, E), then ask it about all candidates.
+
+    `episodes` are the candidates by agent, (E, T, ...).
+    """
+    simulation = Shadows(world, config, int(episodes[0].length.max()))
+    (steps,) = simulation.horizons
+    candidates = _by_kind(simulation, [replay.shorten(own, steps) for own in episodes])
+    lanes = jnp.arange(len(member))
+
+    @jax.jit
+    def begin(candidates: tuple[Episode, ...], member: Array) -> State:
+        return _filled(simulation.start(lanes + seed), candidates, member)
+
+    @jax.jit
+    def some_updates(state: State, first: Array, count: Array) -> State:
+        def update(i: Array, state: State) -> State:
+            step = jax.random.fold_in(jax.random.key(seed), first + i)
+            keys = split_keys(jax.random.split(step, len(lanes)), 4)
+            return simulation._update(state, keys, jnp.ones(len(lanes), bool))
+
+        after: State = jax.lax.fori_loop(0, count, update, state)
+        return after
+
+    state = begin(candidates, jnp.asarray(member))
+    for first in range(0, updates, 20):  # short calls, so that a person can stop it
+        state = some_updates(state, jnp.int32(first), jnp.int32(min(20, updates - first)))
+    worst = float(np.max(state.refused))
+    if worst > 0:
+        raise PevdnError(
+            f"a shadow team sent a message of size {worst:g}, which precision="
+            f"{config.settings.precision} and modulus={config.settings.modulus} cannot carry; ask "
+            "for fewer --updates."
+        )
+    asked = jax.jit(partial(_errors, simulation))(state.learners, candidates)
+    return Errors(*(np.asarray(error, np.float64) for error in asked))
+
+
+def _by_kind(simulation: Simulation, episodes: Sequence[Episode]) -> tuple[Episode, ...]:
+    """Candidates by kind, (N, E, T, ...)."""
+    parts = [simulation.team.by_kind(leaves, axis=0) for leaves in zip(*episodes, strict=True)]
+    return tuple(Episode(*leaves) for leaves in zip(*parts, strict=True))
+
+
+def _filled(state: State, candidates: tuple[Episode, ...], member: Array) -> State:
+    """Every team's buffer holds all candidates; those that are not members are empty."""
+    S, E = member.shape
+
+    def rows(episodes: Episode) -> Episode:
+        scratch = jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), episodes)
+        full = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), episodes, scratch)
+        copies: Episode = jax.tree.map(lambda x: jnp.broadcast_to(x, (S, *x.shape)), full)
+        kept = jnp.concatenate([member, jnp.zeros((S, 1), bool)], axis=1)[:, None]
+        return copies._replace(length=jnp.where(kept, copies.length, 0))
+
+    return state._replace(
+        replays=tuple(rows(episodes) for episodes in candidates),
+        episodes=jnp.full(S, E, jnp.int32),
+    )
+
+
+def _errors(
+    simulation: Simulation, learners: tuple[Learner, ...], candidates: tuple[Episode, ...]
+) -> tuple[Array, Array]:
+    s, n = simulation.settings, len(simulation.team)
+
+    def sent(learner: Learner, episodes: Episode) -> Array:
+        return messages(learner.params, learner.target, episodes, s.gamma, s.double_q)
+
+    by_kind = [
+        jax.vmap(jax.vmap(sent), in_axes=(0, None))(learner, own)  # (S, N, E, T)
+        for learner, own in zip(learners, candidates, strict=True)
+    ]
+    m = jnp.stack(simulation.team.by_agent(by_kind, axis=1), axis=1)
+    team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # reward and length are the team's
+    played = learning.valid(learning.time_first(team)).T  # (E, T)
+
+    def mean(error: Array) -> Array:
+        return jnp.sum(error**2 * played, axis=-1) / jnp.maximum(team.length, 1)
+
+    return mean(team.rewards / n + m), mean(team.rewards + m.sum(1))
+
+
+def scores(errors: Floats) -> Floats:
+    """How much smaller each team's error (S, E) is than the other teams', in logarithms.
+
+    Less each team's mean, which tells only how well it was trained. No coin is used.
+    """
+    x = np.log(errors + 1e-12)
+    x = x - x.mean(axis=1, keepdims=True)
+    others: Floats = (x.sum(axis=0) - x) / (len(x) - 1)
+    return others - x
+
+
+def infer(errors: Floats, member: Bools) -> Estimate:
+    """How well membership (S, E) is told from errors (S, N, E), of each of N observers in turn."""
+    S, N, E = errors.shape
+    found = np.stack([scores(errors[:, i]) for i in range(N)], axis=1)
+    repeated = np.broadcast_to(member[:, None], found.shape)
+    return estimate(found.ravel(), repeated.ravel(), np.repeat(np.arange(S), N * E))
+
+
+class Inference(NamedTuple):
+    """One way of training, attacked by one observer."""
+
+    algorithm: str
+    observer: str  # "agent" or "team"
+    noise_multiplier: float | None
+    epsilon_agent: float | None
+    epsilon_team: float | None
+    largest_auc: float  # that ε of the team allows
+    estimate: Estimate
+
+
+def attack(
+    world: World,
+    config: Config,
+    episodes: Sequence[Episode],
+    member: Bools,
+    updates: int,
+    seed: int,
+    note: Callable[[str], None],
+) -> list[Inference]:
+    """Train as pe-vdn-b, and as pe-vdn-c at every ε; attack each from both sides."""
+    S, E = member.shape
+    found = []
+    for number, epsilon in enumerate((None, *EPSILONS), start=1):
+        shadow = shadow_config(config, epsilon is not None, 0.0, E)
+        algorithm, q, delta = shadow.algorithm, shadow.sampling_rate, config.delta
+        noise, agent, team, limit = None, None, None, 1.0
+        if epsilon is not None:
+            noise = noise_for(epsilon, updates, q, delta)
+            shadow = shadow_config(config, True, noise, E)
+            agent = accounting.epsilon(updates, q, noise, delta)
+            seen = noise / math.sqrt(len(world.agents))
+            team = accounting.epsilon(updates, q, seen, delta)
+            limit = largest_auc((accounting.epsilon(updates, q, seen, d), d) for d in DELTAS)
+        goal = "" if epsilon is None else f" at ε {epsilon:g}"
+        of = 1 + len(EPSILONS)
+        note(f"training {S} shadow teams of {algorithm}{goal}, {updates} updates ({number}/{of}) …")
+        errors = train(world, shadow, episodes, member, updates, seed)
+        for observer, error in (("agent", errors.agent), ("team", errors.team[:, None])):
+            result = infer(error, member)
+            found.append(Inference(algorithm, observer, noise, agent, team, limit, result))
+    return found

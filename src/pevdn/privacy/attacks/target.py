@@ -1,0 +1,91 @@
+"""The team under attack: a trained run, the episodes it plays, and the messages it would send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pevdn import worlds
+from pevdn.agent import learning
+from pevdn.agent.learning import Learner
+from pevdn.agent.network import Parameters
+from pevdn.agent.replay import Episode
+from pevdn.errors import UsageError
+from pevdn.exchange.secret_shared import Code
+from pevdn.experiment.checkpoint import Checkpoints
+from pevdn.experiment.directory import Run
+from pevdn.runtime.simulation import Simulation, each_agent
+
+BLOCK = 128  # episodes played at a time: the records of large teams are large
+EXPLORATION = 0.1
+
+
+class Scene(NamedTuple):
+    """Episodes as they were played: E of them by N agents, T steps at most."""
+
+    episodes: tuple[Episode, ...]  # by agent, (E, T, ...)
+    messages: Array  # (N, E, T)
+    length: Array  # (E,)
+
+
+class Target:
+    """The team of a run's first seed, as its newest checkpoint has it."""
+
+    def __init__(self, run: Run) -> None:
+        self.config = run.config
+        self.simulation = Simulation(worlds.make(self.config.env), self.config)
+        if len(self.simulation.team) < 2:
+            raise UsageError(f"{run.path} trained a single agent, which has no teammate to fear.")
+        checkpoints = Checkpoints(run.path, self.config, read_only=True)
+        try:
+            learners, _ = checkpoints.restore_learners(self.simulation)
+        finally:
+            checkpoints.close()
+        self.learners: tuple[Learner, ...] = jax.tree.map(lambda x: x[:1], learners)
+        self.code = Code(self.config.settings.precision, self.config.settings.modulus)
+        self._play = jax.jit(self._played)
+
+    def play(self, keys: Array) -> Iterator[Scene]:
+        """One episode for each key (E,), in blocks of at most `BLOCK` of them."""
+        for first in range(0, len(keys), BLOCK):
+            block = keys[first : first + BLOCK]
+            full = block[jnp.arange(BLOCK) % len(block)]  # one program for all blocks
+            scene: Scene = jax.device_get(self._play(self.learners, full))
+            n = len(block)
+            yield Scene(
+                tuple(jax.tree.map(lambda x, n=n: x[:n], episode) for episode in scene.episodes),
+                scene.messages[:, :n],
+                scene.length[:n],
+            )
+
+    def _played(self, learners: tuple[Learner, ...], keys: Array) -> Scene:
+        params = tuple(learner.params for learner in learners)
+        exploration = jnp.full(1, EXPLORATION)
+        played = self.simulation._play(params, keys[None], exploration, record=True)
+        s = self.config.settings
+        compute = partial(messages, gamma=s.gamma, double_q=s.double_q)
+        sent = [
+            each_agent(compute)(learner.params, learner.target, episodes)
+            for learner, episodes in zip(learners, played.episodes, strict=True)
+        ]
+        team = self.simulation.team
+        kinds = [jax.tree.map(lambda x: x[0], episodes) for episodes in played.episodes]
+        parts = [team.by_agent(leaves, axis=0) for leaves in zip(*kinds, strict=True)]
+        return Scene(
+            tuple(Episode(*leaves) for leaves in zip(*parts, strict=True)),
+            jnp.stack(team.by_agent(sent, axis=1))[:, 0],
+            played.length[0],
+        )
+
+
+def messages(
+    params: Parameters, target: Parameters, episodes: Episode, gamma: float, double_q: bool
+) -> Array:
+    """m_i (E, T) of one agent for its episodes (E, T, ...)."""
+    batch = learning.time_first(episodes)
+    return learning.message(params, target, batch, gamma, double_q)[0].T
