@@ -142,6 +142,13 @@ def test_bad_input_gets_a_sentence(arguments, sentence):
     assert said.code == 2 and sentence in said.sentence and said.out == ""
 
 
+def test_hardly_any_noise_is_no_noise():
+    assert budget("--noise-multiplier", 0.01)["epsilon_agent"] == "inf"
+    assert budget("--noise-multiplier", 0.06)["epsilon_agent"] > 1e3
+    easy = planner.smallest_noise(Plan(8, 2, delta=0.9), 1.0, "agent")
+    assert easy.noise_multiplier == pytest.approx(0.05, abs=0.002)
+
+
 def test_a_target_out_of_reach_is_named():
     with pytest.raises(UsageError, match="no noise multiplier up to"):
         planner.smallest_noise(Plan(buffer_size=64, batch_size=64, delta=1e-30), 1e-6, "team")

@@ -16,7 +16,10 @@ from pevdn import worlds
 from pevdn.experiment.config import ALGORITHMS, setting_fields
 from pevdn.experiment.run import Run
 
-COMMANDS = ["train", "resume", "evaluate", "worlds", "algorithms", "config"]
+COMMANDS = [
+    *("train", "resume", "evaluate", "worlds", "algorithms", "config"),
+    *("budget", "ledger", "audit", "attack"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -97,3 +97,19 @@ def test_a_battle_is_trained_to_the_end_on_few_cores(tmp_path: Path) -> None:
     said = finish(process, timeout=400)
     assert said.code == 0, said.err
     assert json.loads(said.out)["updates"] > 0
+
+
+def test_many_seeds_are_started_on_few_cores() -> None:
+    """Orthogonal matrices for so many at once hang in XLA's batched QR."""
+    program = """
+import jax, jax.numpy as jnp
+from pevdn import worlds
+from pevdn.experiment import config
+from pevdn.runtime.simulation import Simulation
+settings = {"buffer_size": 16, "expected_batch_size": 4, "hidden_size": 32}
+world = worlds.make("toy:coordination")
+simulation = Simulation(world, config.make("pe-vdn-c", world.name, settings=settings))
+print(jax.jit(simulation.start)(jnp.arange(96)).learners[0].params.input_bias.shape)
+"""
+    said = finish(python(program), timeout=120)
+    assert said.code == 0 and said.out == "(96, 1, 32)\n"

@@ -204,7 +204,7 @@ def test_an_episode_moves_an_agents_summed_gradient_by_at_most_the_clip_norm():
 
 
 def test_a_poisson_sample_larger_than_the_padded_batch_is_learnt_from_in_full():
-    """Room for 2 of 16 episodes, all sampled: the parts add up to the whole."""
+    """Room for 3 of 16 episodes, all sampled: the parts add up to the whole."""
     agents = team_of(2)
     sim = simulation("pe-vdn-c", agents, clip_norm=0.1, noise_multiplier=0, expected_batch_size=16)
     state = random_state(sim, 5)

@@ -12,7 +12,7 @@ import typer
 from pevdn.cli.output import Json, print_json, print_table
 
 FORMATS = (".png", ".pdf", ".svg")
-OBSERVERS = {"agent": "one agent", "team": "the whole team"}
+OBSERVERS = {"agent": "one agent", "team": "whole team"}
 
 
 def main(
@@ -25,7 +25,7 @@ def main(
         typer.Option(help="Teams trained for membership inference, each time (default: 12)."),
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Updates of each of those teams (default: 150).")
+        int | None, typer.Option(help="Updates of each of those teams (default: 120).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything the attacks draw.")] = 0,
     quick: Annotated[
@@ -88,11 +88,11 @@ def _check_writable(path: Path) -> None:
 def _show_channels(document: dict[str, Any]) -> None:
     own = [row for row in document["teammate"] if not row["composed"]]
     features = document["features"]
-    typer.echo(
-        f"What agent 1 reads of agent 0 in this team of {document['agents']}: AUC [95 % interval]\n"
-        "(pe-vdn-a sends the message, pe-vdn-b and c send shares, all of them open the sum;\n"
-        + "; ".join(f"{name}: {meaning}" for name, meaning in features.items())
-        + ")"
+    meanings = ", ".join(f"{name}: {meaning}" for name, meaning in features.items())
+    _say(
+        f"What agent 1 reads of agent 0 in this team of {document['agents']}: AUC [95 % interval]. "
+        "pe-vdn-a sends the message, pe-vdn-b and c send shares, all open the sum. "
+        f"({meanings})"
     )
     channels = list(dict.fromkeys(row["channel"] for row in own))
     by = {(row["channel"], row["feature"]): row for row in own}
@@ -101,32 +101,27 @@ def _show_channels(document: dict[str, Any]) -> None:
         [[c, *(_cell(by[c, f]) for f in features)] for c in channels],
     )
     shares = [row for row in own if "share" in row["channel"] and row["auc"] is not None]
-    blind = sum(_contains_chance(row) for row in shares)
+    blind = sum(row["low"] <= 0.5 <= row["high"] for row in shares)
     _say(
-        f"The message {_told(own, 'message')}, the opened sum {_told(own, 'opened sum')}. "
-        f"Of the shares, {blind} of {len(shares)} intervals contain 0.5 "
-        "(each is the best of one attack for every choice of shares, widened so that all hold at "
-        "once)."
+        f"Above chance from the message: {_told(own, 'message')}; from the opened sum: "
+        f"{_told(own, 'opened sum')}. Of the shares, {blind} of {len(shares)} intervals contain "
+        "0.5 (each is the best of one attack for every choice of shares, widened so that all hold "
+        "at once).\n"
     )
-
-
-def _say(sentence: str) -> None:
-    typer.echo(textwrap.fill(sentence, 80) + "\n")
 
 
 def _told(rows: list[dict[str, Any]], channel: str) -> str:
     """Which features a channel gives away."""
     known = [r for r in rows if r["channel"] == channel and r["auc"] is not None]
-    told = [row["feature"] for row in known if row["low"] > 0.5]
-    return f"tells of {' and '.join(told)}" if told else "tells nothing that was found"
+    return ", ".join(row["feature"] for row in known if row["low"] > 0.5) or "nothing"
 
 
 def _show_team_sizes(document: dict[str, Any]) -> None:
     sums = [row for row in document["teammate"] if row["channel"] == "opened sum"]
     features = document["features"]
-    typer.echo(
-        "What the opened sum leaves to read, by team size: AUC [95 % interval]\n"
-        "(composed: the victim's message plus those of this run's agents in other episodes)"
+    _say(
+        "What the opened sum leaves to read, by team size: AUC [95 % interval]. (composed: the "
+        "victim's message plus those of this run's agents in other episodes)"
     )
     by = {(row["agents"], row["composed"], row["feature"]): row for row in sums}
     teams = sorted({(row["agents"], row["composed"]) for row in sums})
@@ -147,16 +142,17 @@ def _show_team_sizes(document: dict[str, Any]) -> None:
     ]
     _say(
         f"From {least} agents, where the sum is the message, to {most}: "
-        f"{', '.join(changes) or 'nothing could be measured'}."
+        f"{', '.join(changes) or 'nothing could be measured'}.\n"
     )
 
 
 def _show_membership(document: dict[str, Any]) -> None:
     rows = document["membership"]
-    typer.echo(
-        "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of "
-        f"all\n({document['shadows']} teams, {document['updates']} updates on about half of "
-        f"{document['candidates']} episodes, δ {document['delta']:.2g})"
+    _say(
+        "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of the "
+        f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
+        f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the most that any "
+        "attack can reach at this ε team)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     print_table(
@@ -173,16 +169,26 @@ def _show_membership(document: dict[str, Any]) -> None:
             for agent, team in pairs
         ],
     )
-    above = [_case(row) for row in rows if row["low"] > 0.5]
+    above: dict[str, list[str]] = {}
+    for row in rows:
+        if row["low"] > 0.5:
+            above.setdefault(_training(row), []).append(OBSERVERS[row["observer"]])
+    told = [f"{training} ({' and '.join(seen)})" for training, seen in above.items()]
+    rest = sum(row["low"] <= 0.5 for row in rows)
+    over = [_training(row) for row in rows if row["low"] > row["largest_auc"]]
     _say(
-        f"Above chance: {', '.join(above) or 'none'}; "
-        f"the other {len(rows) - len(above)} of {len(rows)} intervals reach down to 0.5."
+        f"Above chance: {', '.join(told) or 'nothing'}; the other {rest} of {len(rows)} intervals "
+        f"reach down to 0.5. Above its limit: {', '.join(over) or 'nothing'}.\n"
     )
 
 
-def _case(row: dict[str, Any]) -> str:
+def _training(row: dict[str, Any]) -> str:
     epsilon = "" if row["epsilon_agent"] is None else f" at ε {_epsilon(row['epsilon_agent'])}"
-    return f"{row['algorithm']}{epsilon} from {OBSERVERS[row['observer']]}"
+    return f"{row['algorithm']}{epsilon}"
+
+
+def _say(text: str) -> None:
+    typer.echo(textwrap.fill(text, 80) + ("\n" if text.endswith("\n") else ""))
 
 
 def _epsilon(value: float | None) -> str:
@@ -193,7 +199,3 @@ def _cell(row: dict[str, Any]) -> str:
     if row["auc"] is None:
         return "never varies"
     return f"{row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
-
-
-def _contains_chance(row: dict[str, Any]) -> bool:
-    return bool(row["low"] <= 0.5 <= row["high"])

@@ -32,6 +32,7 @@ RELATIONS = {
     "replace-one": "another episode stands in its place, or another record of one agent",
 }
 VIEWS = ("agent", "team")
+NO_NOISE = 0.05  # below this multiplier ε is in the hundreds at once, and called infinite
 ORDERS = [*(1 + x / 4 for x in range(1, 44)), *range(12, 64)]  # of Rényi divergence
 TEAMMATE = (
     "none: a teammate sees every opened team error before any noise and knows the indices; only "
@@ -115,7 +116,7 @@ def epsilon(
     """
     if updates == 0:
         return 0.0
-    if noise_multiplier == 0:
+    if noise_multiplier < NO_NOISE:
         return math.inf
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
@@ -132,7 +133,7 @@ def epsilon(
         ledger = RdpAccountant(ORDERS, neighbours)
     else:
         # The grid rounds losses up: ε is overstated, by less than 0.1 %. It follows their scale.
-        interval = min(5e-3, 1e-3 / noise_multiplier ** (1 if noise_multiplier > 1 else 2))
+        interval = 1e-3 / noise_multiplier ** (1 if noise_multiplier > 1 else 2)
         ledger = PLDAccountant(neighbours, value_discretization_interval=interval * coarseness)
     step = dp.PoissonSampledDpEvent(sampling_rate, dp.GaussianDpEvent(noise_multiplier))
     return float(ledger.compose(step, updates).get_epsilon(delta))

@@ -161,7 +161,9 @@ class Simulation:
         for kind in self.team.kinds:
             sizes = (kind.spec.observation_size, kind.spec.n_actions)
             begin = partial(learning.begin, sizes=(*sizes, s.hidden_size), optimiser=self.optimiser)
-            learners.append(each_agent(begin)(agent_keys[:, jnp.array(kind.members)]))
+            # One lane after the other: large batches of orthogonal matrices hang on few cores.
+            own_keys = agent_keys[:, jnp.array(kind.members)]
+            learners.append(jax.lax.map(jax.vmap(begin), own_keys))
             rows = replay.empty(s.buffer_size, self.world.max_steps, *sizes)
             copies = (S, len(kind.members))
             replays.append(jax.tree.map(lambda x, c=copies: jnp.zeros(c + x.shape, x.dtype), rows))

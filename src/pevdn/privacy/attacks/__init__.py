@@ -32,7 +32,7 @@ class Effort(NamedTuple):
     updates: int  # of each of them
 
 
-FULL = Effort(1024, 12, 150)
+FULL = Effort(1024, 12, 120)
 QUICK = Effort(256, 6, 60)
 
 

@@ -142,9 +142,12 @@ def train(
         after: State = jax.lax.fori_loop(0, count, update, state)
         return after
 
-    state = begin(candidates, jnp.asarray(member))
-    for first in range(0, updates, 20):  # short calls, so that a person can stop it
-        state = some_updates(state, jnp.int32(first), jnp.int32(min(20, updates - first)))
+    # One short call after the other: a person can stop it, and XLA's two threads on a machine with
+    # two cores have been seen to wait for each other for ever when calls queue up.
+    state = jax.block_until_ready(begin(candidates, jnp.asarray(member)))
+    for first in range(0, updates, 20):
+        count = min(20, updates - first)
+        state = jax.block_until_ready(some_updates(state, jnp.int32(first), jnp.int32(count)))
     worst = float(np.max(state.refused))
     if worst > 0:
         raise PevdnError(

@@ -39,9 +39,7 @@ def _channels(axes: Any, rows: list[Row], features: list[str]) -> None:
         points = [row for row in own if row["feature"] == feature]
         places = [channels.index(row["channel"]) + 0.15 * (number - 1) for row in points]
         _points(axes, places, points, f"C{number}", "o", feature)
-    axes.set_xticks(
-        range(len(channels)), [name.replace(" shares", "\nshares") for name in channels]
-    )
+    axes.set_xticks(range(len(channels)), [name.replace(" but", "\nbut") for name in channels])
     axes.set(title="a teammate, by what it receives")
 
 
@@ -51,7 +49,7 @@ def _team_sizes(axes: Any, rows: list[Row], features: list[str]) -> None:
         points = [row for row in sums if row["composed"]]
         _points(axes, [r["agents"] for r in points], points, f"C{number}", ".", None, "-")
         real = [row for row in sums if not row["composed"]]
-        _points(axes, [r["agents"] for r in real], real, f"C{number}", "*", None)
+        _points(axes, [r["agents"] + 0.15 for r in real], real, f"C{number}", "*", None)
     axes.set(
         title="the opened sum, by team size",
         xlabel="agents (★ the run's own team, dots composed)",
@@ -80,7 +78,7 @@ def _membership(axes: Any, rows: list[Row]) -> None:
 def _label(row: Row) -> str:
     if row["epsilon_agent"] is None:
         return str(row["algorithm"])
-    value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.2g}"
+    value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.3g}"
     return f"{row['algorithm']}\nε {value}"
 
 
