@@ -22,7 +22,7 @@ train: $(READY)  ## Train a private team (STEPS=250000 OUT=runs/...)
 	$(BIN)/pevdn train pe-vdn-c --steps $(STEPS) --out $(OUT)
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)  ## Run the slow tests
 	$(BIN)/python -m pytest -m slow
