@@ -47,6 +47,7 @@ def compiled_once() -> Iterator[None]:
         "anchor_threshold": 0.0,
         "epsilon_budget": 0.0,
         "budget_view": "team",
+        "relation": "zero-out",
     }
 
     def compile_once(self: Any) -> None:

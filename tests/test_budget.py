@@ -142,6 +142,10 @@ def test_bad_input_gets_a_sentence(arguments, sentence):
     assert said.code == 2 and sentence in said.sentence and said.out == ""
 
 
+def test_no_buffer_is_too_large_to_cost_anything():
+    assert Plan(buffer_size=2 * 10**7, batch_size=10**5).exposure == 2 * 10**7
+
+
 def test_hardly_any_noise_is_no_noise():
     assert budget("--noise-multiplier", 0.01)["epsilon_agent"] == "inf"
     assert budget("--noise-multiplier", 0.06)["epsilon_agent"] > 1e3

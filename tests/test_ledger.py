@@ -249,6 +249,18 @@ def test_a_run_never_spends_more_than_was_planned(tmp_path: Path, throughput: fl
         assert spent.epsilon_agent <= plan.epsilon("agent")
 
 
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+def test_a_run_reports_epsilon_under_its_own_relation(
+    whole: Run, tmp_path: Path, relation: str
+) -> None:
+    run = train("pe-vdn-c", tmp_path / "run", steps=400, relation=relation)
+    mechanism = ledger_of(run).mechanism
+    assert mechanism.relation == relation and relation in run.summary["guarantee"]
+    assert mechanism == ledger_of(whole).mechanism._replace(relation=relation)
+    assert run.summary["epsilon_team"] == mechanism.epsilon(ledger_of(whole).exposure[0], "team")
+    assert run.summary["epsilon_team"] > whole.summary["epsilon_team"]
+
+
 def test_runs_without_dp_have_no_ledger(tmp_path: Path) -> None:
     run = train("pe-vdn-b", tmp_path / "run", steps=40)
     assert not (run.path / FILE).exists()

@@ -149,7 +149,7 @@ class _Training:
             return
         self.ledger = Ledger.read(path, run)
         self.ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
-        if self.ledger.copied:
+        if self.ledger.note_copy():
             self.observer.note(
                 f"this is a copy of a run ({path / FILE} began as another file): what it trains "
                 "from here on is one more spend of the same episodes, and the original's ledger "

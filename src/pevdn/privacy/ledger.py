@@ -153,9 +153,8 @@ class Ledger:
         self._append("renew", lost=lost)
         self._pending, self.renewed = [], self._renewals
 
-    @property
-    def copied(self) -> bool:
-        """Whether this file is another than the ledger was last written to; true only once."""
+    def note_copy(self) -> bool:
+        """Whether this file is another than the ledger was last written to; put down if so."""
         here = (self.folder / FILE).stat().st_ino
         if here == [x for x in self.lines if "inode" in x][-1]["inode"]:
             return False

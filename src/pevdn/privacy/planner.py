@@ -99,10 +99,13 @@ class Plan:
         """
         due = -(-self.parallel_episodes // self.update_every)
         block = due * self.update_every
-        blocks = MANY if self.steps is None else -(-self.steps // block)
-        begin = self.learning_starts or self.buffer_size
-        with_updates = max(0, blocks - -(-begin // block) + 1)
-        most = due * min(with_updates, -(-self.buffer_size // block))
+        stay = -(-self.buffer_size // block)  # in blocks
+        if self.steps is None:
+            with_updates = max(MANY, stay)
+        else:
+            begin = self.learning_starts or self.buffer_size
+            with_updates = max(0, -(-self.steps // block) - -(-begin // block) + 1)
+        most = due * min(with_updates, stay)
         if self.throughput == 1 or most == 0:
             return most
         from scipy.stats import binom
@@ -147,28 +150,37 @@ def smallest_noise(plan: Plan, target: float, view: str) -> Plan:
     """The plan with the smallest noise multiplier whose ε is within the target."""
     _check_target(target, view)
 
-    def cost(noise: float, coarseness: float = 1.0) -> float:
-        return dataclasses.replace(plan, noise_multiplier=noise).epsilon(view, coarseness)
-
     if plan.exposure == 0:
         return dataclasses.replace(plan, noise_multiplier=0.0)
+
+    def cost(noise: float, coarseness: float) -> float:
+        return dataclasses.replace(plan, noise_multiplier=noise).epsilon(view, coarseness)
+
+    return dataclasses.replace(plan, noise_multiplier=least_noise(cost, target))
+
+
+def least_noise(cost: Callable[[float, float], float], target: float) -> float:
+    """The smallest noise multiplier for which cost(noise, coarseness of the grid) is within target.
+
+    To within a STEP, and rounded up.
+    """
     high = 1.0
     while cost(high, COARSE) > target:
         high *= 2
         if high > LARGEST_NOISE:
             raise UsageError(
                 f"target_epsilon is {target:g}, but no noise multiplier up to {LARGEST_NOISE:g} "
-                f"reaches it at delta={plan.delta:g}; raise the target, delta or the buffer."
+                "reaches it; raise the target, delta or the buffer."
             )
     high = _bisect(lambda noise: cost(noise, COARSE) <= target, 0.0, high)
     # The fine grid is slow: ask it once by how much the coarse one overstates, and at the end.
-    fine = cost(high)
+    fine = cost(high, 1.0)
     excess = cost(high, COARSE) / fine if fine else 1.0
     high = _bisect(lambda noise: cost(noise, COARSE) <= target * excess, 0.98 * high, high)
     found = math.ceil(high / STEP - 1e-9)
-    while cost(found * STEP) > target:
+    while cost(found * STEP, 1.0) > target:
         found += 1
-    return dataclasses.replace(plan, noise_multiplier=round(found * STEP, 9))
+    return round(found * STEP, 9)
 
 
 def _bisect(accepted: Callable[[float], bool], low: float, high: float) -> float:

@@ -38,6 +38,7 @@ from pevdn.experiment.config import Config
 from pevdn.privacy import accounting
 from pevdn.privacy.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
 from pevdn.privacy.attacks.target import messages
+from pevdn.privacy.planner import least_noise
 from pevdn.runtime.simulation import Simulation, State, split_keys
 from pevdn.worlds.base import World
 
@@ -87,23 +88,14 @@ def shadow_config(config: Config, private: bool, noise: float, candidates: int) 
 
 
 def noise_for(epsilon: float, updates: int, sampling_rate: float, delta: float) -> float:
-    """The noise multiplier that keeps `updates` updates within ε, at most 1 % too large."""
+    """The noise multiplier that keeps `updates` updates within ε."""
     if epsilon == math.inf:
         return 0.0
 
-    def within(noise: float) -> bool:
-        return accounting.epsilon(updates, sampling_rate, noise, delta) <= epsilon
+    def cost(noise: float, coarseness: float) -> float:
+        return accounting.epsilon(updates, sampling_rate, noise, delta, coarseness=coarseness)
 
-    high = 1.0
-    while not within(high):
-        high *= 2
-    low = high / 2
-    while within(low):
-        low, high = low / 2, low
-    while high > 1.01 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if within(middle) else (middle, high)
-    return high
+    return least_noise(cost, epsilon)
 
 
 def toss(teams: int, candidates: int, seed: int) -> Bools:
