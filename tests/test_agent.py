@@ -59,7 +59,7 @@ def test_the_paper_sized_network_has_31_thousand_parameters():
 def test_acting_step_by_step_gives_the_values_of_the_unrolled_network(params):
     batch = episode(1, 3)
     last = jnp.concatenate([jnp.full((1, 3), -1), batch.actions.astype(int)])
-    unrolled = network.unroll(params, batch.observations, last)
+    unrolled, _ = network.unroll(params, network.encode(batch.observations, last, A))
     memory = network.initial_memory(params, 3)
     for t in range(T + 1):
         memory, q = network.step(params, memory, batch.observations[t], last[t])
@@ -70,13 +70,13 @@ def test_values_depend_on_the_past(params):
     batch = episode(2)
     last = jnp.full(T + 1, -1)
     changed = batch.observations.at[0].add(1.0)
-    before = network.unroll(params, batch.observations, last)
-    after = network.unroll(params, changed, last)
+    before, _ = network.unroll(params, network.encode(batch.observations, last, A))
+    after, _ = network.unroll(params, network.encode(changed, last, A))
     assert not np.allclose(before[-1], after[-1])
 
 
-def test_the_hand_written_derivative_of_the_gru_is_the_derivative(params):
-    """Against automatic differentiation of the same recurrence, single episodes and batches."""
+def test_the_hand_written_derivative_is_the_derivative(params):
+    """Against automatic differentiation of acting step by step, single episodes and batches."""
 
     def plain(params, observations, last):
         memory = network.initial_memory(params, *observations.shape[1:-1])
@@ -89,11 +89,31 @@ def test_the_hand_written_derivative_of_the_gru_is_the_derivative(params):
     for batch in (episode(3), episode(3, 2)):
         last = jnp.zeros(batch.available.shape[:-1], int)
         weights = jax.random.normal(KEY, (*last.shape, A))
-        loss = lambda f, p: jnp.sum(weights * f(p, batch.observations, last) ** 2)  # noqa: B023, E731
-        ours = jax.grad(lambda p: loss(network.unroll, p))(params)  # noqa: B023
-        theirs = jax.grad(lambda p: loss(plain, p))(params)  # noqa: B023
+        inputs = network.encode(batch.observations, last, A)
+        ours = jax.grad(lambda p: jnp.sum(weights * network.values(p, inputs) ** 2))(params)  # noqa: B023
+        theirs = jax.grad(lambda p: jnp.sum(weights * plain(p, batch.observations, last) ** 2))(  # noqa: B023
+            params
+        )
         for a, b in zip(ours, theirs, strict=True):
             assert np.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_by_episode_are_those_of_each_episode_alone(params):
+    batch = episode(8, 3)
+    inputs = learning.network_inputs(batch)
+    q_bar = jax.random.normal(KEY, (T + 1, 3, A))
+
+    def of(inputs, q_bar, **how):
+        trace = network.unroll(params, inputs)[1]
+        return network.gradient(params, inputs, trace, q_bar, **how)
+
+    together = of(inputs, q_bar, by_episode=True)
+    for i in range(3):
+        alone = of(inputs[:, i], q_bar[:, i])
+        for a, b in zip(together, alone, strict=True):
+            assert np.allclose(a[i], b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(together, of(inputs, q_bar), strict=True):
+        assert np.allclose(a.sum(0), b, rtol=1e-4, atol=1e-5)
 
 
 # ---- acting -------------------------------------------------------------------------------
@@ -143,7 +163,7 @@ def test_the_newest_episode_replaces_the_oldest():
 def test_padding_reads_as_an_empty_episode_whatever_is_in_the_scratch_slot():
     rows = replay.empty(3, T, O, A)
     rows = rows._replace(length=rows.length + 5)
-    batch = replay.fetch(rows, jnp.array([0, 3, 2]))
+    batch = replay.fetch(rows, jnp.array([0, 3, 2]), T)
     assert batch.length.tolist() == [5, 0, 5]
 
 
@@ -155,8 +175,9 @@ def test_the_message_is_equation_8(params, double_q):
     target = jax.tree.map(lambda x: x + 0.1, params)
     batch = episode(4)
     last = jnp.concatenate([jnp.array([-1]), batch.actions.astype(int)])
-    q = np.asarray(network.unroll(params, batch.observations, last))
-    q_target = np.asarray(network.unroll(target, batch.observations, last))
+    inputs = network.encode(batch.observations, last, A)
+    q = np.asarray(network.unroll(params, inputs)[0])
+    q_target = np.asarray(network.unroll(target, inputs)[0])
     m, _ = learning.message(params, target, batch, 0.9, double_q)
     for t in range(T):
         if t >= int(batch.length):
@@ -186,8 +207,8 @@ def test_padding_after_the_end_changes_neither_message_nor_gradient(params):
     )
 
     def both(batch):
-        m, pullback = learning.message(params, params, batch, 0.9, True)
-        return m, learning.local_gradient(pullback, m, batch)
+        m, memo = learning.message(params, params, batch, 0.9, True)
+        return m, learning.local_gradient(params, memo, m, batch)
 
     for a, b in zip(jax.tree.leaves(both(batch)), jax.tree.leaves(both(junk)), strict=True):
         assert np.allclose(a, b, atol=1e-6)
@@ -195,12 +216,16 @@ def test_padding_after_the_end_changes_neither_message_nor_gradient(params):
 
 def test_the_local_gradient_is_that_of_the_squared_error_averaged_along_the_episode(params):
     batch = episode(7)
-    m, pullback = learning.message(params, params, batch, 0.9, True)
-    ours = learning.local_gradient(pullback, m, batch)
+    m, memo = learning.message(params, params, batch, 0.9, True)
+    ours = learning.local_gradient(params, memo, m, batch)
+    inputs = learning.network_inputs(batch)
+
+    def taken(p):
+        return learning.of_taken(network.values(p, inputs)[:-1], batch)
 
     def loss(p):
-        q, _ = learning.taken_values(p, batch)
-        constant = jax.lax.stop_gradient(m + learning.taken_values(params, batch)[0])
+        q = taken(p)
+        constant = jax.lax.stop_gradient(m + taken(params))
         error = (batch.rewards + constant - q) * learning.valid(batch)
         return jnp.sum(error**2) / batch.length
 

@@ -214,7 +214,7 @@ def test_unlike_samples_are_learnt_from_in_full_and_divided_by_the_same_number()
         lambda x, rows: jnp.broadcast_to(x[:, :, None], rows.shape), record, state.replays[0]
     )
     state = state._replace(replays=(everywhere,), episodes=jnp.array([2, 8]))
-    with patch("pevdn.privacy.mechanism.padded_batch_size", lambda expected, size: 3):
+    with patch("pevdn.runtime.simulation.PART", 3):
         (released,), _ = jax.jit(sim._gradients)(state, split_keys(state.key, 4))
     squares = [np.square(x).reshape(2, 3, -1).sum(-1) for x in released]
     expected = np.array([[2.0], [8.0]]) * sim.settings.clip_norm / 8

@@ -137,20 +137,20 @@ class HandsOnInALoop(Simulation):
 class TellsAnothersValueInItsMessage(Simulation):
     """Agent 1's targets go into its message and nowhere else."""
 
-    def _learn_from(self, learners, *rest, **how):
+    def _learn(self, learners, *rest):
         ours, theirs = learners
         leak = theirs.target.output_bias + ours.target.output_bias.sum()
         target = theirs.target._replace(output_bias=leak)
-        return super()._learn_from((ours, theirs._replace(target=target)), *rest, **how)
+        return super()._learn((ours, theirs._replace(target=target)), *rest)
 
 
 class Exchanges(Simulation):
     """Uses the exchange for something else too."""
 
-    def _learn_from(self, learners, fetched, padding, keys, steps):
-        total, refused = super()._learn_from(learners, fetched, padding, keys, steps=steps)
-        seen = [batch.observations[:, :, :, :steps, :5] for batch in fetched]  # (S, 1, B, T, 5)
-        return total, refused + self.heard(keys, [jnp.swapaxes(x, 2, 3) for x in seen])
+    def _learn(self, learners, batches, padding, keys):
+        total, refused = super()._learn(learners, batches, padding, keys)
+        seen = [batch.observations[:, :, :-1, :, :5] for batch in batches]  # (S, 1, T, B, 5)
+        return total, refused + self.heard(keys, seen)
 
 
 class ExchangesObservations(Exchanges):

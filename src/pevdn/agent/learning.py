@@ -11,7 +11,6 @@ a minibatch of B episodes (T, B, ...). Every function takes either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,10 +20,8 @@ from jax import Array
 
 from pevdn.agent import network
 from pevdn.agent.acting import UNAVAILABLE
-from pevdn.agent.network import Parameters
+from pevdn.agent.network import Parameters, Trace
 from pevdn.agent.replay import Episode
-
-Pullback = Callable[[Array], tuple[Parameters]]
 
 
 class Learner(NamedTuple):
@@ -44,31 +41,30 @@ def begin(
     return Learner(params, params, optimiser.init(params), params)
 
 
-def time_first(minibatch: Episode) -> Episode:
-    """(B, T, ...) as stored to (T, B, ...) as learnt from; a single episode stays as it is."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, minibatch)
-
-
 def valid(batch: Episode) -> Array:
     """1 for the steps that were played, 0 for padding; (T, ...)."""
     steps = jnp.arange(batch.rewards.shape[0])
     return (steps.reshape(-1, *([1] * batch.length.ndim)) < batch.length).astype(jnp.float32)
 
 
-def taken_values(params: Parameters, batch: Episode) -> tuple[Array, Array]:
-    """Q_i(τ, a) of the actions taken (T, ...), and all Q-values (T + 1, ..., A)."""
-    actions = batch.actions.astype(jnp.int32)
-    before_first = jnp.full_like(actions[:1], -1)
-    q = network.unroll(params, batch.observations, jnp.concatenate([before_first, actions]))
-    return jnp.sum(q[:-1] * jax.nn.one_hot(actions, q.shape[-1]), axis=-1), q
+def network_inputs(batch: Episode) -> Array:
+    """What the network was given at each step and after the last, (T + 1, ..., O + A)."""
+    before_first = jnp.full_like(batch.actions[:1], -1)
+    last_actions = jnp.concatenate([before_first, batch.actions])
+    return network.encode(batch.observations, last_actions, batch.available.shape[-1])
 
 
-def next_values(target: Parameters, q: Array, batch: Episode, double_q: bool) -> Array:
+def of_taken(per_action: Array, batch: Episode) -> Array:
+    """The entries of (T, ..., A) that belong to the actions taken, (T, ...)."""
+    return jnp.sum(per_action * jax.nn.one_hot(batch.actions, per_action.shape[-1]), axis=-1)
+
+
+def next_values(q: Array, q_target: Array, batch: Episode, double_q: bool) -> Array:
     """max_a' Q_i⁻(τ', a') over available actions (T, ...), 0 where the game ended.
 
-    With double Q the online values q (T + 1, ..., A) choose a', the target values it.
+    q and q_target are (T + 1, ..., A). With double Q the online values choose a', the target
+    values it.
     """
-    _, q_target = taken_values(target, batch)
     q_target = jnp.where(batch.available, q_target, UNAVAILABLE)[1:]
     if double_q:
         chosen = jnp.argmax(jnp.where(batch.available, q, UNAVAILABLE)[1:], axis=-1)
@@ -78,13 +74,22 @@ def next_values(target: Parameters, q: Array, batch: Episode, double_q: bool) ->
     return jnp.where(batch.terminal | (valid(batch) == 0), 0.0, best)
 
 
+class Memo(NamedTuple):
+    """What an agent keeps between sending its message and hearing the sum."""
+
+    inputs: Array
+    trace: Trace
+
+
 def message(
     params: Parameters, target: Parameters, batch: Episode, gamma: float, double_q: bool
-) -> tuple[Array, Pullback]:
-    """m_i (T, ...), and the pullback of Q_i that later turns the team error into a gradient."""
-    q_taken, pullback, q = jax.vjp(lambda p: taken_values(p, batch), params, has_aux=True)
-    m = gamma * next_values(target, q, batch, double_q) - q_taken  # eq. (8)
-    return m * valid(batch), pullback
+) -> tuple[Array, Memo]:
+    """m_i (T, ...), and what turns the team error into a gradient later."""
+    inputs = network_inputs(batch)
+    both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
+    (q, q_target), traces = jax.vmap(network.unroll, (0, None))(both, inputs)  # in one scan
+    m = gamma * next_values(q, q_target, batch, double_q) - of_taken(q[:-1], batch)  # eq. (8)
+    return m * valid(batch), Memo(inputs, jax.tree.map(lambda x: x[0], traces))
 
 
 def team_error(total: Array, batch: Episode) -> Array:
@@ -92,16 +97,17 @@ def team_error(total: Array, batch: Episode) -> Array:
     return (batch.rewards + total) * valid(batch)
 
 
-def local_gradient(pullback: Pullback, total: Array, batch: Episode) -> Parameters:
-    """−2 · A · ∂Q_i/∂θ_i: averaged along each episode, summed over the episodes of the batch."""
-    (gradient,) = pullback(-2.0 * team_error(total, batch) / jnp.maximum(batch.length, 1))
-    return gradient
+def local_gradient(
+    params: Parameters, memo: Memo, total: Array, batch: Episode, *, by_episode: bool = False
+) -> Parameters:
+    """−2 · A · ∂Q_i/∂θ_i: averaged along each episode, and summed over the episodes of the batch.
 
-
-def episode_gradient(params: Parameters, total: Array, episode: Episode) -> Parameters:
-    """The same for one episode by itself, which DP-SGD clips before it is summed."""
-    _, pullback = jax.vjp(lambda p: taken_values(p, episode)[0], params)
-    return local_gradient(pullback, total, episode)
+    With `by_episode` each episode's by itself, which DP-SGD clips before they are summed.
+    """
+    q_bar = -2.0 * team_error(total, batch) / jnp.maximum(batch.length, 1)
+    q_bar = q_bar[..., None] * jax.nn.one_hot(batch.actions, batch.available.shape[-1])
+    q_bar = jnp.concatenate([q_bar, jnp.zeros_like(q_bar[:1])])  # nothing was done after the last
+    return network.gradient(params, *memo, q_bar, by_episode=by_episode)
 
 
 def pull_to_anchor(gradient: Parameters, learner: Learner, strength: Array) -> Parameters:

@@ -1,16 +1,18 @@
 """One agent's Q-network: linear, ReLU, GRU, linear, over its own observation and last action.
 
-Written as plain functions over a tuple of arrays, because the recurrent scan is the hot loop of
-the whole program: the input projection is one product for the whole episode, and the gradient of
-the recurrent weights is one product after the backward scan (a custom derivative) instead of a
-sum kept up to date at every step.
+Written as plain functions over a tuple of arrays, with the derivative by hand, because this is the
+hot loop of the whole program. What needs no memory is one product for all steps. The forward scan
+keeps the memories alone; the backward scan gets the rest, computed anew for all steps at once, and
+gradients of weights are products after it: summed over episodes, or one for each as DP-SGD needs.
+The three gates enter the scans as arrays of their own: cut out of one inside a scan, XLA on the
+CPU no longer vectorises the step, which is then five times as slow (docs/performance.md).
 
 Shapes: T steps, ... any batch axes, O observation, A actions, H hidden. Time comes first.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,91 +56,135 @@ def initial_memory(params: Parameters, *batch: int) -> Array:
     return jnp.zeros((*batch, params.candidate_bias.shape[-1]))
 
 
-def step(
-    params: Parameters, memory: Array, observation: Array, last_action: Array
-) -> tuple[Array, Array]:
-    """One step of acting: memory (..., H) and Q-values (..., A).
+def encode(observation: Array, last_action: Array, n_actions: int) -> Array:
+    """The network's input (..., O + A): what is seen, and what was done last.
 
     `last_action` is −1 before the first action, which one-hot encodes to zeros.
     """
-    gates = _input_gates(params, observation, last_action)
-    memory, _ = _gru_step(params.recurrent_weight, params.candidate_bias, memory, gates)
+    return jnp.concatenate([observation, jax.nn.one_hot(last_action, n_actions)], axis=-1)
+
+
+def step(
+    params: Parameters, memory: Array, observation: Array, last_action: Array
+) -> tuple[Array, Array]:
+    """One step of acting: memory (..., H) and Q-values (..., A)."""
+    inputs = encode(observation, last_action, params.output_bias.shape[-1])
+    _, gates = _input_gates(params, inputs)
+    memory, _ = _gru_step(params, memory, gates)
     return memory, memory @ params.output_weight + params.output_bias
 
 
-def unroll(params: Parameters, observations: Array, last_actions: Array) -> Array:
-    """Q-values (T, ..., A) along whole episodes of observations (T, ..., O)."""
-    gates = _input_gates(params, observations, last_actions)
-    memories = _gru(params.recurrent_weight, params.candidate_bias, gates)
-    return memories @ params.output_weight + params.output_bias
+Gates = tuple[Array, Array, Array]  # reset, update, candidate, each (..., H)
 
 
-def _input_gates(params: Parameters, observation: Array, last_action: Array) -> Array:
-    """What the input adds to the GRU's three gates, (..., 3H)."""
-    n_actions = params.output_bias.shape[-1]
-    inputs = jnp.concatenate([observation, jax.nn.one_hot(last_action, n_actions)], axis=-1)
-    features = jax.nn.relu(inputs @ params.input_weight + params.input_bias)
-    return features @ params.gates_weight + params.gates_bias
+class Trace(NamedTuple):
+    """What the derivative needs of the way forward."""
+
+    features: Array  # (T, ..., H)
+    gates: Gates  # (T, ..., H) what the input adds to each
+    memories: Array  # (T, ..., H) after each step
 
 
-def _gru_step(
-    recurrent_weight: Array, candidate_bias: Array, memory: Array, gates: Array
-) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-    reset_in, update_in, candidate_in = jnp.split(gates, 3, axis=-1)
-    reset_h, update_h, candidate_h = jnp.split(memory @ recurrent_weight, 3, axis=-1)
-    reset = jax.nn.sigmoid(reset_in + reset_h)
-    update = jax.nn.sigmoid(update_in + update_h)
-    recalled = candidate_h + candidate_bias
-    candidate = jnp.tanh(candidate_in + reset * recalled)
-    return (1 - update) * candidate + update * memory, (reset, update, candidate, recalled)
+def unroll(params: Parameters, inputs: Array) -> tuple[Array, Trace]:
+    """Q-values (T, ..., A) along whole episodes of inputs (T, ..., O + A)."""
+    features, gates = _input_gates(params, inputs)
+
+    def body(memory: Array, gates: Gates) -> tuple[Array, Array]:
+        memory, _ = _gru_step(params, memory, gates)
+        return memory, memory
+
+    _, memories = jax.lax.scan(body, jnp.zeros_like(features[0]), gates)
+    q = memories @ params.output_weight + params.output_bias
+    return q, Trace(features, gates, memories)
+
+
+def gradient(
+    params: Parameters, inputs: Array, trace: Trace, q_bar: Array, *, by_episode: bool = False
+) -> Parameters:
+    """What q_bar (T, ..., A), the derivative by the Q-values, makes of the parameters.
+
+    Summed over the batch axes; with `by_episode` these come first in every array instead.
+    """
+    features, gates, memories = trace
+    before = jnp.concatenate([jnp.zeros_like(memories[:1]), memories[:-1]])
+    _, (reset, update, candidate, recalled) = _gru_step(params, before, gates)
+    # How the gates' inputs move with the memory after the step, which is as far as they act.
+    by_candidate = (1 - update) * (1 - candidate**2)
+    by_update = (before - candidate) * update * (1 - update)
+    by_recalled = by_candidate * reset
+    by_reset = by_recalled * recalled * (1 - reset)
+    to_reset, to_update, to_recalled = (w.T for w in _thirds(params.recurrent_weight))
+
+    def body(later: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
+        bar, by_reset, by_update, by_recalled, update = xs
+        bar = bar + later
+        earlier = bar * update + (bar * by_reset) @ to_reset
+        return earlier + (bar * by_update) @ to_update + (bar * by_recalled) @ to_recalled, bar
+
+    xs = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
+    _, bar = jax.lax.scan(body, jnp.zeros_like(memories[0]), xs, reverse=True)
+    inner = [bar * by_reset, bar * by_update]
+    gates_bar = jnp.concatenate([*inner, bar * by_candidate], axis=-1)
+    recurrent_bar = jnp.concatenate([*inner, bar * by_recalled], axis=-1)
+    features_bar = (gates_bar @ params.gates_weight.T) * (features > 0)
+
+    def weight(left: Array, right: Array) -> Array:
+        if by_episode:
+            return jnp.einsum("t...i,t...j->...ij", left, right)
+        return left.reshape(-1, left.shape[-1]).T @ right.reshape(-1, right.shape[-1])
+
+    def bias(right: Array) -> Array:
+        return right.sum(0) if by_episode else right.reshape(-1, right.shape[-1]).sum(0)
+
+    return Parameters(
+        input_weight=weight(inputs, features_bar),
+        input_bias=bias(features_bar),
+        gates_weight=weight(features, gates_bar),
+        gates_bias=bias(gates_bar),
+        recurrent_weight=weight(before, recurrent_bar),
+        candidate_bias=bias(bar * by_recalled),
+        output_weight=weight(memories, q_bar),
+        output_bias=bias(q_bar),
+    )
 
 
 @jax.custom_vjp
-def _gru(recurrent_weight: Array, candidate_bias: Array, gates: Array) -> Array:
-    """Memories (T, ..., H) after each step, from zero memory, for input gates (T, ..., 3H)."""
-    return _gru_forward(recurrent_weight, candidate_bias, gates)[0]
+def values(params: Parameters, inputs: Array) -> Array:
+    """The Q-values of `unroll`, for whoever differentiates a loss of them by the parameters."""
+    return unroll(params, inputs)[0]
 
 
-def _gru_forward(
-    recurrent_weight: Array, candidate_bias: Array, gates: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    start = jnp.zeros_like(gates[0, ..., : candidate_bias.shape[-1]])
-
-    def body(memory: Array, gate: Array) -> tuple[Array, tuple[Array, ...]]:
-        memory, inner = _gru_step(recurrent_weight, candidate_bias, memory, gate)
-        return memory, (memory, *inner)
-
-    _, (memories, *inner) = jax.lax.scan(body, start, gates)
-    return memories, (recurrent_weight, memories, *inner)
+def _values_forward(params: Parameters, inputs: Array) -> tuple[Array, Any]:
+    q, trace = unroll(params, inputs)
+    return q, (params, inputs, trace)
 
 
-def _gru_backward(residuals: tuple[Array, ...], memories_bar: Array) -> tuple[Array, Array, Array]:
-    recurrent_weight, memories, resets, updates, candidates, recalleds = residuals
-    previous = jnp.concatenate([jnp.zeros_like(memories[:1]), memories[:-1]])
-
-    def body(memory_bar: Array, xs: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        bar, before, reset, update, candidate, recalled = xs
-        bar = bar + memory_bar
-        candidate_bar = bar * (1 - update) * (1 - candidate**2)
-        update_bar = bar * (before - candidate) * update * (1 - update)
-        reset_bar = candidate_bar * recalled * reset * (1 - reset)
-        recalled_bar = candidate_bar * reset
-        recurrent_bar = jnp.concatenate([reset_bar, update_bar, recalled_bar], axis=-1)
-        memory_bar = bar * update + recurrent_bar @ recurrent_weight.T
-        return memory_bar, (recurrent_bar, candidate_bar)
-
-    _, (recurrent_bars, candidate_bars) = jax.lax.scan(
-        body,
-        jnp.zeros_like(memories[0]),
-        (memories_bar, previous, resets, updates, candidates, recalleds),
-        reverse=True,
-    )
-    H = memories.shape[-1]
-    # One product over all steps (and batch entries) instead of one a step.
-    weight_bar = previous.reshape(-1, H).T @ recurrent_bars.reshape(-1, 3 * H)
-    bias_bar = recurrent_bars[..., 2 * H :].reshape(-1, H).sum(0)
-    gates_bar = jnp.concatenate([recurrent_bars[..., : 2 * H], candidate_bars], axis=-1)
-    return weight_bar, bias_bar, gates_bar
+def _values_backward(kept: Any, q_bar: Array) -> tuple[Parameters, None]:
+    return gradient(*kept, q_bar), None
 
 
-_gru.defvjp(_gru_forward, _gru_backward)
+values.defvjp(_values_forward, _values_backward)
+
+
+def _thirds(x: Array) -> Gates:
+    reset, update, candidate = jnp.split(x, 3, axis=-1)
+    return reset, update, candidate
+
+
+def _input_gates(params: Parameters, inputs: Array) -> tuple[Array, Gates]:
+    """Features (..., H), and what they add to the GRU's three gates."""
+    features = jax.nn.relu(inputs @ params.input_weight + params.input_bias)
+    weights, biases = _thirds(params.gates_weight), _thirds(params.gates_bias)
+    reset, update, candidate = (features @ w + b for w, b in zip(weights, biases, strict=True))
+    return features, (reset, update, candidate)
+
+
+def _gru_step(
+    params: Parameters, memory: Array, gates: Gates
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    reset_h, update_h, candidate_h = _thirds(memory @ params.recurrent_weight)
+    reset = jax.nn.sigmoid(gates[0] + reset_h)
+    update = jax.nn.sigmoid(gates[1] + update_h)
+    recalled = candidate_h + params.candidate_bias
+    candidate = jnp.tanh(gates[2] + reset * recalled)
+    return (1 - update) * candidate + update * memory, (reset, update, candidate, recalled)

@@ -44,23 +44,43 @@ def store(replay: Episode, slots: Array, episodes: Episode) -> Episode:
     return jax.tree.map(lambda rows, new: rows.at[slots].set(new), replay, episodes)
 
 
-def fetch(replay: Episode, indices: Array) -> Episode:
-    """Minibatch of the episodes at `indices` (B,), episodes first; scratch reads as empty."""
+def fetch(replay: Episode, indices: Array, steps: int) -> Episode:
+    """Minibatch (T, B, ...) of the first `steps` steps of the episodes at `indices` (B,).
+
+    Time comes first, as it is learnt from. Scratch reads as an empty episode.
+    """
     scratch = replay.length.shape[0] - 1
-    batch: Episode = jax.tree.map(lambda rows: rows[indices], replay)
-    return batch._replace(length=jnp.where(indices == scratch, 0, batch.length))
 
+    def first(rows: Array, steps: int) -> Array:
+        shape = (1, steps, *rows.shape[2:])
+        one = jax.vmap(lambda i: jax.lax.dynamic_slice(rows, (i, *[0] * (rows.ndim - 1)), shape)[0])
+        return jnp.swapaxes(one(indices), 0, 1)
 
-def shorten(batch: Episode, steps: int) -> Episode:
-    """The first `steps` steps of a minibatch (B, T, ...) whose episodes are no longer than that."""
     return Episode(
-        observations=batch.observations[:, : steps + 1],
-        available=batch.available[:, : steps + 1],
-        actions=batch.actions[:, :steps],
-        rewards=batch.rewards[:, :steps],
-        terminal=batch.terminal[:, :steps],
-        length=batch.length,
+        observations=first(replay.observations, steps + 1),
+        available=first(replay.available, steps + 1),
+        actions=first(replay.actions, steps),
+        rewards=first(replay.rewards, steps),
+        terminal=first(replay.terminal, steps),
+        length=jnp.where(indices == scratch, 0, replay.length[indices]),
     )
+
+
+def shorten(episodes: Episode, steps: int) -> Episode:
+    """The first `steps` steps of episodes (B, T, ...) that are no longer than that."""
+    return Episode(
+        observations=episodes.observations[:, : steps + 1],
+        available=episodes.available[:, : steps + 1],
+        actions=episodes.actions[:, :steps],
+        rewards=episodes.rewards[:, :steps],
+        terminal=episodes.terminal[:, :steps],
+        length=episodes.length,
+    )
+
+
+def time_first(episodes: Episode) -> Episode:
+    """(B, T, ...) as stored to (T, B, ...) as learnt from."""
+    return Episode(*(jnp.swapaxes(x, 0, 1) for x in episodes[:-1]), length=episodes.length)
 
 
 def slots_for(first: Array, count: int, capacity: int) -> Array:

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pevdn.agent.learning import next_values, taken_values, valid
+from pevdn.agent import network
+from pevdn.agent.learning import network_inputs, next_values, of_taken, valid
 from pevdn.agent.network import Parameters
 from pevdn.agent.replay import Episode
 
@@ -31,8 +32,10 @@ def team_loss(
     """
 
     def temporal_difference(theta: Parameters, target: Parameters, batch: Episode) -> Array:
-        q_taken, q = taken_values(theta, batch)
-        return gamma * jax.lax.stop_gradient(next_values(target, q, batch, double_q)) - q_taken
+        inputs = network_inputs(batch)
+        q, q_target = network.values(theta, inputs), network.values(target, inputs)
+        best = next_values(q, q_target, batch, double_q)
+        return gamma * jax.lax.stop_gradient(best) - of_taken(q[:-1], batch)
 
     differences = [
         jax.vmap(temporal_difference)(*of_kind).sum(0)

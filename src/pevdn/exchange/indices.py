@@ -18,16 +18,16 @@ def uniform(key: Array, filled: Array, capacity: int, batch_size: int) -> Array:
 
 
 def poisson(key: Array, filled: Array, capacity: int, rate: float) -> Array:
-    """Each filled slot independently with probability q = `rate`; (capacity,) bool."""
-    return (jax.random.uniform(key, (capacity,)) < rate) & (jnp.arange(capacity) < filled)
+    """Each filled slot independently with probability q = `rate`; (capacity,), scratch for the rest.
 
-
-def padded(sampled: Array, size: int, part: Array) -> Array:
-    """Part number `part` of a sample (capacity,) bool, as `size` slots filled up with scratch.
-
-    A sample of any size is the union of its parts, so that a compiled program of fixed shapes
-    sees every sampled episode exactly once: nothing is dropped, and the sampling stays Poisson.
+    A sample of any size fits, so that nothing is dropped and the sampling stays Poisson.
     """
-    rank = jnp.cumsum(sampled) - 1
-    here = sampled & (rank >= part * size) & (rank < (part + 1) * size)
-    return jnp.nonzero(here, size=size, fill_value=sampled.shape[0])[0]
+    slots = jnp.arange(capacity)
+    sampled = (jax.random.uniform(key, (capacity,)) < rate) & (slots < filled)
+    return jnp.where(sampled, slots, capacity)
+
+
+def longest_first(slots: Array, lengths: Array) -> Array:
+    """The slots in the order of their episodes' lengths (capacity + 1,), scratch at the end."""
+    scratch = lengths.shape[0] - 1
+    return slots[jnp.argsort(jnp.where(slots == scratch, 1, -lengths[slots]))]

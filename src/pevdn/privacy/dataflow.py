@@ -33,7 +33,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
-from pevdn.privacy.mechanism import padded_batch_size
 from pevdn.runtime.simulation import Simulation, State
 from pevdn.runtime.team import Kind, Team
 from pevdn.worlds.base import Step, World
@@ -178,10 +177,7 @@ class _WatchedWorld:
 
 
 def _watched_exchange(simulation: Simulation, exchange: Exchange) -> Exchange:
-    s = simulation.settings
-    room = padded_batch_size(s.expected_batch_size, s.buffer_size)
-    B = room if s.sampling == "poisson" else s.expected_batch_size
-    expected = [(len(simulation.team), steps, B) for steps in simulation.horizons]
+    expected = [(len(simulation.team), steps, simulation.part) for steps in simulation.horizons]
 
     def watched(key: Array, messages: Array) -> Opened:
         if messages.shape not in expected or messages.dtype != jnp.float32:

@@ -10,53 +10,36 @@ because the realised one would tell how many episodes were sampled. How updates 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax_privacy.clipping import clipped_fun
 from jax_privacy.noise_addition import gaussian_privatizer
 
-
-def padded_batch_size(expected_batch_size: int, buffer_size: int) -> int:
-    """Room for one part of a Poisson sample: two standard deviations above its mean.
-
-    A larger sample is worked off in several parts (`exchange.indices.padded`), so this number
-    sets the speed and nothing else.
-    """
-    return min(buffer_size, math.ceil(expected_batch_size + 2 * math.sqrt(expected_batch_size)))
+from pevdn.agent.network import Parameters
 
 
-def clipped_sum(
-    gradient: Callable[..., Any], batch: tuple[Any, ...], padding: Array, clip_norm: float
-) -> Array:
-    """Σ over episodes of the gradient clipped to C, for one agent, as one flat vector (P,).
+def clipped_sum(gradients: Parameters, padding: Array, clip_norm: float) -> Parameters:
+    """Σ over episodes of one agent's gradients (B, ...), each clipped to C as a whole.
 
-    `gradient` takes one entry of each part of `batch`, whose arrays have the B episodes first;
     `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one episode:
     `clip_norm`, also when a gradient is not finite (it then counts as zero).
     """
-    per_episode = clipped_fun(
-        lambda *episode: ravel_pytree(gradient(*episode))[0],
-        batch_argnums=range(len(batch)),
-        keep_batch_dim=False,
-        l2_clip_norm=clip_norm,
-    )
-    total: Array = per_episode(*batch, is_padding_example=padding)
+    clip = clipped_fun(lambda one: one, keep_batch_dim=False, l2_clip_norm=clip_norm)
+    total: Parameters = clip(gradients, is_padding_example=padding)
     return total
 
 
 def noised_mean(
     key: Array,
-    total: Array,
+    total: Parameters,
     clip_norm: float,
     noise_multiplier: float,
     expected_batch_size: int,
-) -> Array:
+) -> Parameters:
     """(Σ + N(0, (noise_multiplier · C)²)) / expected batch size, for one agent."""
+    vector, as_parameters = ravel_pytree(total)
     if noise_multiplier > 0:
         privatizer = gaussian_privatizer(stddev=noise_multiplier * clip_norm, prng_key=key)
-        total, _ = privatizer.update(total, privatizer.init(total))
-    return total / expected_batch_size
+        vector, _ = privatizer.update(vector, privatizer.init(vector))
+    mean: Parameters = as_parameters(vector / expected_batch_size)
+    return mean

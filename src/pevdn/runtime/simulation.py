@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from pevdn.agent import acting, learning, network, replay
-from pevdn.agent.learning import Learner
+from pevdn.agent.learning import Learner, Memo
 from pevdn.agent.network import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.exchange import Exchange, central, indices
@@ -33,6 +32,9 @@ from pevdn.privacy import mechanism
 from pevdn.runtime import tape
 from pevdn.runtime.team import Team
 from pevdn.worlds.base import Step, World
+
+
+PART = 8
 
 
 class State(NamedTuple):
@@ -147,7 +149,12 @@ class Simulation:
     def horizons(self) -> list[int]:
         """How many steps an update may be compiled for; the last is all the world allows."""
         T = self.world.max_steps
-        return [T] if T < 20 else [-(-2 * T // 5), -(-3 * T // 5), T]
+        return [T] if T < 20 else [-(-T // 3), -(-T // 2), -(-2 * T // 3), T]
+
+    @property
+    def part(self) -> int:
+        """Episodes of a minibatch that are learnt from side by side."""
+        return min(PART, self.settings.expected_batch_size)
 
     # ---- the three programs ---------------------------------------------------------------
 
@@ -401,85 +408,78 @@ class Simulation:
         filled = jnp.minimum(state.episodes, size)
         if s.sampling == "uniform":
             choose = partial(indices.uniform, capacity=size, batch_size=s.expected_batch_size)
-            chosen = jax.vmap(choose)(keys[:, 1], filled)
-            total, refused = self._minibatch(state, chosen, keys[:, 2])
         else:
-            total, refused = self._poisson_minibatch(state, filled, keys)
-        if self.config.private:
-            noised = partial(
-                mechanism.noised_mean,
-                clip_norm=s.clip_norm,
-                noise_multiplier=s.noise_multiplier,
-                expected_batch_size=s.expected_batch_size,
-            )
+            choose = partial(indices.poisson, capacity=size, rate=self.config.sampling_rate)
+        chosen = jax.vmap(choose)(keys[:, 1], filled)
+        total, refused = self._minibatch(state, chosen, keys[:, 2])
+        if not self.config.private:
+            return jax.tree.map(lambda g: g / s.expected_batch_size, total), refused
+        noised = partial(
+            mechanism.noised_mean,
+            clip_norm=s.clip_norm,
+            noise_multiplier=s.noise_multiplier,
+            expected_batch_size=s.expected_batch_size,
+        )
+        noise_keys = split_keys(keys[:, 3], len(self.team))
+        return tuple(
+            each_agent(noised)(noise_keys[:, jnp.array(kind.members)], summed)
+            for kind, summed in zip(self.team.kinds, total, strict=True)
+        ), refused
 
-            def finish(key: Array, total: Array, learner: Learner) -> Parameters:
-                _, unravel = ravel_pytree(learner.params)
-                gradient: Parameters = unravel(noised(key, total))
-                return gradient
+    def _minibatch(
+        self, state: State, chosen: Array, keys: Array
+    ) -> tuple[tuple[Parameters, ...], Array]:
+        """Sum over the chosen episodes (S, B) of every agent's gradient, by kind (S, N, ...).
 
-            noise_keys = split_keys(keys[:, 3], len(self.team))
-            return tuple(
-                each_agent(finish)(noise_keys[:, jnp.array(kind.members)], summed, learner)
-                for kind, summed, learner in zip(
-                    self.team.kinds, total, state.learners, strict=True
-                )
-            ), refused
-        return jax.tree.map(lambda g: g / s.expected_batch_size, total), refused
-
-    def _poisson_minibatch(
-        self, state: State, filled: Array, keys: Array
-    ) -> tuple[tuple[Any, ...], Array]:
-        """Sums over a Poisson sample of whatever size, worked off in parts of fixed size."""
-        s, size = self.settings, self.settings.buffer_size
-        room = mechanism.padded_batch_size(s.expected_batch_size, size)
-        choose = partial(indices.poisson, capacity=size, rate=self.config.sampling_rate)
-        sampled = jax.vmap(choose)(keys[:, 1], filled)
-        parts = -(-jnp.max(sampled.sum(1)) // room)
+        If private, each episode's is clipped. Most episodes are far shorter than the world allows,
+        and a sample may have any size: so they are worked off in parts, the longest first, and no
+        part takes more steps than its longest episode needs, to the next of the `horizons`.
+        """
+        scratch, n = self.settings.buffer_size, self.part
+        lengths = state.replays[0].length[:, 0]  # (S, buffer_size + 1), the same for every agent
+        chosen = jax.vmap(indices.longest_first)(chosen, lengths)
+        chosen = jnp.pad(chosen, ((0, 0), (0, -chosen.shape[1] % n)), constant_values=scratch)
+        parts = -(-jnp.max(jnp.sum(chosen != scratch, axis=1)) // n)
+        learn = [partial(self._learn_from, steps=steps) for steps in self.horizons]
 
         def one_part(carry: Any) -> Any:
             part, total, refused = carry
-            chosen = jax.vmap(lambda x: indices.padded(x, room, part))(sampled)
-            part_keys = jax.vmap(_fold, (0, None))(keys[:, 2], part)
-            more, worse = self._minibatch(state, chosen, part_keys)
+            slots = jax.lax.dynamic_slice_in_dim(chosen, part * n, n, axis=1)
+            played = jnp.take_along_axis(lengths, slots, axis=1)
+            longest = jnp.max(jnp.where(slots == scratch, 0, played))
+            which = jnp.searchsorted(jnp.array(self.horizons), longest)
+            part_keys = jax.vmap(_fold, (0, None))(keys, part)
+            more, worse = jax.lax.switch(
+                which, learn, state.learners, state.replays, slots, part_keys
+            )
             return part + 1, jax.tree.map(jnp.add, total, more), jnp.maximum(refused, worse)
 
-        nobody = jnp.full((keys.shape[0], room), size)
-        shapes, _ = jax.eval_shape(self._minibatch, state, nobody, keys[:, 2])
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        start = (jnp.int32(0), nothing, jnp.zeros(keys.shape[0]))
+        nothing = tuple(jax.tree.map(jnp.zeros_like, x.params) for x in state.learners)
+        start = (jnp.int32(0), nothing, jnp.zeros(keys.shape))
         _, total, refused = jax.lax.while_loop(lambda carry: carry[0] < parts, one_part, start)
         return total, refused
-
-    def _minibatch(self, state: State, chosen: Array, keys: Array) -> tuple[tuple[Any, ...], Array]:
-        """Sum over the chosen episodes (S, B) of every agent's gradient.
-
-        Parameters (S, N, ...) by kind; if private, each episode clipped, and as vectors (S, N, P).
-        Most episodes are far shorter than the world allows: no more steps are computed than the
-        longest of the minibatch needs, to the next of the `horizons`.
-        """
-        fetched = [each_agent(replay.fetch, 1)(rows, chosen) for rows in state.replays]
-        longest = jnp.max(fetched[0].length)
-        return jax.lax.switch(
-            jnp.searchsorted(jnp.array(self.horizons), longest),
-            [partial(self._learn_from, steps=steps) for steps in self.horizons],
-            state.learners,
-            fetched,
-            chosen == self.settings.buffer_size,
-            keys,
-        )
 
     def _learn_from(
         self,
         learners: tuple[Learner, ...],
-        fetched: list[Episode],
-        padding: Array,
+        replays: tuple[Episode, ...],
+        slots: Array,
         keys: Array,
         steps: int,
-    ) -> tuple[tuple[Any, ...], Array]:
-        """The same for episodes by kind (S, N, B, T, ...) of which none is longer than `steps`."""
-        fetched = [each_agent(partial(replay.shorten, steps=steps))(batch) for batch in fetched]
-        batches = [each_agent(learning.time_first)(batch) for batch in fetched]
+    ) -> tuple[tuple[Parameters, ...], Array]:
+        """The same for a few episodes (S, B) of which none is longer than `steps`."""
+        fetch = each_agent(partial(replay.fetch, steps=steps), 1)
+        batches = tuple(fetch(rows, slots) for rows in replays)
+        return self._learn(learners, batches, slots == self.settings.buffer_size, keys)
+
+    def _learn(
+        self,
+        learners: tuple[Learner, ...],
+        batches: tuple[Episode, ...],
+        padding: Array,
+        keys: Array,
+    ) -> tuple[tuple[Parameters, ...], Array]:
+        """The same for fetched episodes by kind (S, N, T, B, ...); `padding` (S, B) is nobody's."""
         params = [learner.params for learner in learners]
         targets = [learner.target for learner in learners]
         s = self.settings
@@ -495,19 +495,19 @@ class Simulation:
         opened = jax.vmap(self.exchange)(keys, messages)  # the only line where agents meet
         totals = self.team.by_kind([opened.total[:, i] for i in range(len(self.team))], axis=1)
 
-        if self.config.private:
+        def own(
+            theta: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
+        ) -> Parameters:
+            if not self.config.private:
+                return learning.local_gradient(theta, memo, total, batch)
+            each = learning.local_gradient(theta, memo, total, batch, by_episode=True)
+            return mechanism.clipped_sum(each, padding, s.clip_norm)
 
-            def clipped(theta: Parameters, total: Array, batch: Episode, padding: Array) -> Array:
-                gradient = partial(learning.episode_gradient, theta)
-                return mechanism.clipped_sum(gradient, (total.T, batch), padding, s.clip_norm)
-
-            return tuple(
-                each_agent(clipped, 3)(*args, padding)
-                for args in zip(params, totals, fetched, strict=True)
-            ), opened.refused
         return tuple(
-            each_agent(learning.local_gradient)(pullback, total, batch)
-            for (_, pullback), total, batch in zip(computed, totals, batches, strict=True)
+            each_agent(own, 4)(theta, memo, total, batch, padding)
+            for theta, (_, memo), total, batch in zip(
+                params, computed, totals, batches, strict=True
+            )
         ), opened.refused
 
     def _views(self, step: Step) -> tape.Views:

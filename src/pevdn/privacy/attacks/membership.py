@@ -188,7 +188,7 @@ def _errors(
     ]
     m = jnp.stack(simulation.team.by_agent(by_kind, axis=1), axis=1)
     team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # reward and length are the team's
-    played = learning.valid(learning.time_first(team)).T  # (E, T)
+    played = learning.valid(replay.time_first(team)).T  # (E, T)
 
     def mean(error: Array) -> Array:
         return jnp.sum(error**2 * played, axis=-1) / jnp.maximum(team.length, 1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn import worlds
-from pevdn.agent import learning
+from pevdn.agent import learning, replay
 from pevdn.agent.learning import Learner
 from pevdn.agent.network import Parameters
 from pevdn.agent.replay import Episode
@@ -87,5 +87,5 @@ def messages(
     params: Parameters, target: Parameters, episodes: Episode, gamma: float, double_q: bool
 ) -> Array:
     """m_i (E, T) of one agent for its episodes (E, T, ...)."""
-    batch = learning.time_first(episodes)
+    batch = replay.time_first(episodes)
     return learning.message(params, target, batch, gamma, double_q)[0].T
