@@ -1,11 +1,12 @@
 """One agent's Q-network: linear, ReLU, GRU, linear, over its own observation and last action.
 
 Written as plain functions over a tuple of arrays, with the derivative by hand, because this is the
-hot loop of the whole program. What needs no memory is one product for all steps. The forward scan
-keeps the memories alone; the backward scan gets the rest, computed anew for all steps at once, and
+hot loop of the whole program. What needs no memory is one product for all steps. The way forward
+keeps the memories alone; the way back gets the rest, computed anew for all steps at once, and
 gradients of weights are products after it: summed over episodes, or one for each as DP-SGD needs.
-The three gates enter the scans as arrays of their own: cut out of one inside a scan, XLA on the
-CPU no longer vectorises the step, which is then five times as slow (docs/performance.md).
+The three gates enter the loops as arrays of their own: cut out of one inside a loop, XLA on the
+CPU no longer vectorises the step, which is then four times as slow (docs/performance.md). Loops
+are indexed, not scanned: mapped over agents, a scan would move time to the front and copy.
 
 Shapes: T steps, ... any batch axes, O observation, A actions, H hidden. Time comes first.
 """
@@ -89,11 +90,13 @@ def unroll(params: Parameters, inputs: Array) -> tuple[Array, Trace]:
     """Q-values (T, ..., A) along whole episodes of inputs (T, ..., O + A)."""
     features, gates = _input_gates(params, inputs)
 
-    def body(memory: Array, gates: Gates) -> tuple[Array, Array]:
-        memory, _ = _gru_step(params, memory, gates)
-        return memory, memory
+    def body(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        memory, memories = carry
+        memory, _ = _gru_step(params, memory, _at(t, gates))
+        return memory, _put(t, memories, memory)
 
-    _, memories = jax.lax.scan(body, jnp.zeros_like(features[0]), gates)
+    start = (jnp.zeros_like(features[0]), jnp.zeros_like(features))
+    _, memories = jax.lax.fori_loop(0, inputs.shape[0], body, start)
     q = memories @ params.output_weight + params.output_bias
     return q, Trace(features, gates, memories)
 
@@ -115,14 +118,19 @@ def gradient(
     by_reset = by_recalled * recalled * (1 - reset)
     to_reset, to_update, to_recalled = (w.T for w in _thirds(params.recurrent_weight))
 
-    def body(later: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
-        bar, by_reset, by_update, by_recalled, update = xs
-        bar = bar + later
-        earlier = bar * update + (bar * by_reset) @ to_reset
-        return earlier + (bar * by_update) @ to_update + (bar * by_recalled) @ to_recalled, bar
+    moved = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
+    last = inputs.shape[0] - 1
 
-    xs = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
-    _, bar = jax.lax.scan(body, jnp.zeros_like(memories[0]), xs, reverse=True)
+    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        later, bars = carry
+        bar, reset, update_, recalled, update = _at(last - i, moved)
+        bar = bar + later
+        earlier = bar * update + (bar * reset) @ to_reset
+        earlier = earlier + (bar * update_) @ to_update + (bar * recalled) @ to_recalled
+        return earlier, _put(last - i, bars, bar)
+
+    start = (jnp.zeros_like(memories[0]), jnp.zeros_like(memories))
+    _, bar = jax.lax.fori_loop(0, last + 1, body, start)
     inner = [bar * by_reset, bar * by_update]
     gates_bar = jnp.concatenate([*inner, bar * by_candidate], axis=-1)
     recurrent_bar = jnp.concatenate([*inner, bar * by_recalled], axis=-1)
@@ -131,7 +139,8 @@ def gradient(
     def weight(left: Array, right: Array) -> Array:
         if by_episode:
             return jnp.einsum("t...i,t...j->...ij", left, right)
-        return left.reshape(-1, left.shape[-1]).T @ right.reshape(-1, right.shape[-1])
+        rows = [x.reshape(-1, x.shape[-1]) for x in (left, right)]
+        return jax.lax.dot_general(*rows, (((0,), (0,)), ((), ())))  # .T @ would copy on the CPU
 
     def bias(right: Array) -> Array:
         return right.sum(0) if by_episode else right.reshape(-1, right.shape[-1]).sum(0)
@@ -164,6 +173,14 @@ def _values_backward(kept: Any, q_bar: Array) -> tuple[Parameters, None]:
 
 
 values.defvjp(_values_forward, _values_backward)
+
+
+def _at(t: Array, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, 0, keepdims=False), tree)
+
+
+def _put(t: Array, rows: Array, row: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(rows, row, t, 0)
 
 
 def _thirds(x: Array) -> Gates:
