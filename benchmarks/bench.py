@@ -70,7 +70,7 @@ def in_turns(seconds: float, **programs: Callable[[], Any]) -> dict[str, float]:
 
 
 def typical_lengths(count: int, longest: int, seed: int = 0) -> np.ndarray:
-    """As seen on 3m (mean 21.5, nine of ten up to 25, a few up to the limit), to its limit of 60."""
+    """As seen on 3m (mean 21.5, nine of ten up to 25, a few up to 60), for a limit `longest`."""
     rng = np.random.default_rng(seed)
     usual = rng.normal(20.3, 3.0, count)
     lengths = np.where(rng.random(count) < 0.05, rng.uniform(25, 60, count), usual)
@@ -134,7 +134,7 @@ def measure_machine() -> Machine:
 
 
 def work_per_step(sim: Simulation) -> tuple[float, float]:
-    """Floating-point operations and bytes that one step of one episode costs one agent in an update.
+    """Floating-point operations and bytes that a step of an episode costs an agent in an update.
 
     Products: both networks forward, then twice the online one's, but for the gradient by the
     inputs. Bytes: what is stored of the step read once, and each of the layers' values (features,
@@ -222,7 +222,7 @@ def growth(seconds: float) -> list[Row]:
                 "×",
                 at_most=1.0 if name != "3m" else None,
                 note=f"operations per agent: {work / first[1]:.2f} ×",
-            )  # fmt: skip
+            )
         )
     return rows
 
@@ -310,10 +310,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--guard", action="store_true", help="only the ratios that CI watches")
     chosen = parser.parse_args()
-    if chosen.guard:
-        rows = guard()
-    else:
-        rows = trainings() + ratios(30.0) + growth(10.0)
+    rows = guard() if chosen.guard else trainings() + ratios(30.0) + growth(10.0)
     if chosen.json:
         document = [{**row._asdict(), "reached": row.reached} for row in rows]
         sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -139,8 +139,9 @@ def gradient(
     def weight(left: Array, right: Array) -> Array:
         if by_episode:
             return jnp.einsum("t...i,t...j->...ij", left, right)
-        rows = [x.reshape(-1, x.shape[-1]) for x in (left, right)]
-        return jax.lax.dot_general(*rows, (((0,), (0,)), ((), ())))  # .T @ would copy on the CPU
+        left, right = (x.reshape(-1, x.shape[-1]) for x in (left, right))
+        over_rows = (((0,), (0,)), ((), ()))
+        return jax.lax.dot_general(left, right, over_rows)  # left.T @ right would copy on the CPU
 
     def bias(right: Array) -> Array:
         return right.sum(0) if by_episode else right.reshape(-1, right.shape[-1]).sum(0)
@@ -169,7 +170,8 @@ def _values_forward(params: Parameters, inputs: Array) -> tuple[Array, Any]:
 
 
 def _values_backward(kept: Any, q_bar: Array) -> tuple[Parameters, None]:
-    return gradient(*kept, q_bar), None
+    params, inputs, trace = kept
+    return gradient(params, inputs, trace, q_bar), None
 
 
 values.defvjp(_values_forward, _values_backward)

@@ -80,7 +80,8 @@ def shorten(episodes: Episode, steps: int) -> Episode:
 
 def time_first(episodes: Episode) -> Episode:
     """(B, T, ...) as stored to (T, B, ...) as learnt from."""
-    return Episode(*(jnp.swapaxes(x, 0, 1) for x in episodes[:-1]), length=episodes.length)
+    turned: Episode = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, episodes)
+    return turned
 
 
 def slots_for(first: Array, count: int, capacity: int) -> Array:

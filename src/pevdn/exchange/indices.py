@@ -18,7 +18,7 @@ def uniform(key: Array, filled: Array, capacity: int, batch_size: int) -> Array:
 
 
 def poisson(key: Array, filled: Array, capacity: int, rate: float) -> Array:
-    """Each filled slot independently with probability q = `rate`; (capacity,), scratch for the rest.
+    """Each filled slot independently with probability q = `rate`, the rest scratch; (capacity,).
 
     A sample of any size fits, so that nothing is dropped and the sampling stays Poisson.
     """

@@ -278,7 +278,7 @@ class Simulation:
         T, kinds = self.world.max_steps, self.team.kinds
 
         def everywhere(f: Callable[..., Any]) -> Callable[..., Any]:
-            """Map over (S, E) as one axis: a world mapped once compiles faster than mapped twice."""
+            """Map over (S, E) as one axis: mapped once, a world compiles faster than twice."""
 
             def mapped(*args: Any) -> Any:
                 flat = jax.tree.map(lambda x: x.reshape(S * E, *x.shape[2:]), args)
