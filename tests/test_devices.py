@@ -34,7 +34,8 @@ REFUSED = {
     "0": "devices is '0', but must be 'all' or a whole number from 1 on",
     "many": "devices is 'many', but must be 'all' or a whole number from 1 on",
     "1.5": "devices is '1.5', but must be 'all' or a whole number from 1 on",
-    "3": "4 seeds cannot be shared evenly by 3 devices; train a multiple of 3 seeds, or ask for 2",
+    "3": "seeds is 4, which 3 devices cannot share evenly; train a multiple of 3 seeds, or set "
+    "devices to 2.",
     "5": "devices is 5, but JAX finds 4 here",
 }
 
@@ -199,5 +200,5 @@ def test_devices_that_cannot_be_used_are_refused_in_one_sentence(
 
 
 def test_all_devices_are_as_many_as_share_the_seeds_evenly(seen: dict[str, Any]) -> None:
-    note = "training on 3 of 4 devices, the most that share 6 seeds evenly."
+    note = "training on 3 of 4 devices, the most that can share the seeds (6) evenly."
     assert seen["six seeds"] == [3, note]

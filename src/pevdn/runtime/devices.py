@@ -23,7 +23,7 @@ class Lanes:
         if wanted == "all" and self.devices < jax.local_device_count():
             note(
                 f"training on {self.devices} of {jax.local_device_count()} devices, the most that "
-                f"share {seeds} seeds evenly."
+                f"can share the seeds ({seeds}) evenly."
             )
         mesh = Mesh(jax.local_devices()[: self.devices], ("lanes",))
         self._spread = NamedSharding(mesh, PartitionSpec("lanes"))
@@ -66,7 +66,7 @@ def _count(wanted: int | str, seeds: int) -> int:
         )
     if count not in fitting:
         raise UsageError(
-            f"{seeds} seeds cannot be shared evenly by {count} devices; train a multiple of "
-            f"{count} seeds, or ask for {max(n for n in fitting if n < count)} devices."
+            f"seeds is {seeds}, which {count} devices cannot share evenly; train a multiple of "
+            f"{count} seeds, or set devices to {max(n for n in fitting if n < count)}."
         )
     return count
