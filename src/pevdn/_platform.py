@@ -44,13 +44,15 @@ def cache_compilations() -> None:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held: of the GPU if it uses one, else of the machine."""
+    """The most memory this process has held: of all GPUs if it uses any, else of the machine."""
     import resource
 
     import jax
 
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return int(stats["peak_bytes_in_use"])
+    held = [
+        (device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()
+    ]
+    if any(held):
+        return sum(peak or 0 for peak in held)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -19,10 +19,13 @@ def main(
             "--new-noise", help="Draw new random numbers, and count what a kill lost as spent."
         ),
     ] = False,
+    devices: Annotated[
+        str, typer.Option(metavar="N|all", help="GPUs (or CPU devices) that share the seeds.")
+    ] = "1",
     as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped or killed; it ends as if it never had been."""
     from pevdn.experiment import run as runs
     from pevdn.experiment.progress import observer
 
-    show(runs.resume(run, observer(), new_noise=new_noise), as_json)
+    show(runs.resume(run, observer(), new_noise=new_noise, devices=devices), as_json)

@@ -19,6 +19,9 @@ def main(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: runs/NAME-TIME).")
     ] = None,
+    devices: Annotated[
+        str, typer.Option(metavar="N|all", help="GPUs (or CPU devices) that share the seeds.")
+    ] = "1",
     epsilon_budget: Annotated[
         float | None,
         typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
@@ -37,7 +40,7 @@ def main(
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
     wanted = config.make(algorithm, env, steps, seeds, seed, settings)
-    show(run.begin(wanted, out, observer()), as_json)
+    show(run.begin(wanted, out, observer(), devices), as_json)
 
 
 def show(run: Any, as_json: bool) -> None:

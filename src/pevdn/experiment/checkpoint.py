@@ -70,10 +70,10 @@ class Checkpoints:
 
     def save(self, state: State, progress: Progress) -> None:
         # Grows with training and with every evaluation, so that no two states have the same number.
-        number = int(np.sum(state.env_steps)) + progress.evaluations
+        number = int(np.sum(np.asarray(state.env_steps))) + progress.evaluations
         if number == self.latest:
             return
-        filled = int(min(np.max(state.episodes), self.config.settings.buffer_size))
+        filled = int(min(np.max(np.asarray(state.episodes)), self.config.settings.buffer_size))
         learners, replays, counters = _flattened(state)
         replays = {k: v[:, :, :filled] for k, v in replays.items()}
         self._need_room(sum(x.nbytes for x in jax.tree.leaves((learners, replays, counters))))
@@ -100,7 +100,7 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def restore(self, simulation: Simulation) -> tuple[State, Progress]:
-        """The newest state of the run, exactly as it was saved."""
+        """The newest state of the run, exactly as it was saved, in the machine's own memory."""
         found = self._read("learners", "replays", "counters", "progress")
         template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
         state = State(
@@ -116,7 +116,8 @@ class Checkpoints:
         found = self._read("learners", "counters", "progress")
         template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
         counters = self._rebuild(found["counters"], template.counters)
-        return self._rebuild(found["learners"], template.learners), counters["anchored"]
+        learners = self._rebuild(found["learners"], template.learners)
+        return jax.tree.map(jnp.asarray, (learners, counters["anchored"]))
 
     def _rebuild(self, found: dict[str, Any], template: Any) -> Any:
         arrays = [self._fitted(name, found, leaf) for name, leaf in _names(template).items()]
@@ -164,10 +165,10 @@ class Checkpoints:
         if is_key:
             return jax.random.wrap_key_data(jnp.asarray(array))
         if array.shape == shape:
-            return jnp.asarray(array)
+            return array
         full = np.zeros(shape, leaf.dtype)
         full[:, :, : array.shape[2]] = array
-        return jnp.asarray(full)
+        return full
 
     def close(self) -> None:
         self._manager.close()

@@ -61,7 +61,7 @@ def by_seed(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
 
 
 def summarise(
-    run: Run, config: Config, progress: Progress, compile_seconds: float
+    run: Run, config: Config, progress: Progress, compile_seconds: float, devices: int
 ) -> dict[str, Any]:
     """The content of summary.json."""
     import jax
@@ -113,6 +113,7 @@ def summarise(
         "wall_seconds": progress.wall_seconds,
         "peak_memory_bytes": peak_memory_bytes(),
         "device": f"{device.platform} {device.device_kind}",
+        "devices": devices,
         "versions": {
             "pevdn": __version__,
             "jax": jax.__version__,

@@ -36,16 +36,24 @@ def train(
     seed: int = 0,
     out: str | Path | None = None,
     observer: Observer | None = None,
+    devices: int | str = 1,
     **settings: Any,
 ) -> Run:
     """Train a team for each of `seeds` seeds, starting at `seed`, and return the finished run.
 
     Settings are those that `pevdn config` lists, by name: `train("pe-vdn-c", noise_multiplier=2)`.
+    Seeds are shared evenly by so many `devices`, or by "all" of the machine's.
     """
-    return begin(configuration.make(algorithm, env, steps, seeds, seed, settings), out, observer)
+    config = configuration.make(algorithm, env, steps, seeds, seed, settings)
+    return begin(config, out, observer, devices)
 
 
-def begin(config: Config, out: str | Path | None = None, observer: Observer | None = None) -> Run:
+def begin(
+    config: Config,
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+    devices: int | str = 1,
+) -> Run:
     """Train what a checked configuration asks for, in a new directory."""
     from pevdn import worlds
 
@@ -53,7 +61,7 @@ def begin(config: Config, out: str | Path | None = None, observer: Observer | No
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
     run = Run(path)
-    training = _Training(run, config, world, observer or Silent())
+    training = _Training(run, config, world, observer or Silent(), devices)
     with directory.disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         with directory.lock(path):
@@ -63,11 +71,18 @@ def begin(config: Config, out: str | Path | None = None, observer: Observer | No
     return run
 
 
-def resume(path: str | Path, observer: Observer | None = None, *, new_noise: bool = False) -> Run:
+def resume(
+    path: str | Path,
+    observer: Observer | None = None,
+    *,
+    new_noise: bool = False,
+    devices: int | str = 1,
+) -> Run:
     """Go on with a run that was stopped or killed; a finished one is returned as it is.
 
     What was lost in a kill is computed again, bit for bit. With `new_noise` it is not: new random
-    numbers are drawn, and the lost updates of a private run are counted as spent.
+    numbers are drawn, and the lost updates of a private run are counted as spent. `devices` may
+    be others than before, unless updates of a private run were lost and have to be repeated.
     """
     run = Run(Path(path))
     config = run.config
@@ -80,7 +95,8 @@ def resume(path: str | Path, observer: Observer | None = None, *, new_noise: boo
         return run
     from pevdn import worlds
 
-    training = _Training(run, config, worlds.make(config.env), observer or Silent())
+    world = worlds.make(config.env)
+    training = _Training(run, config, world, observer or Silent(), devices)
     with directory.disk_errors(run.path), directory.lock(run.path):
         training.go(new_noise)
     return run
@@ -89,21 +105,25 @@ def resume(path: str | Path, observer: Observer | None = None, *, new_noise: boo
 class _Training:
     """The host's side of a run: calls the compiled program, writes down what comes out."""
 
-    def __init__(self, run: Run, config: Config, world: Any, observer: Observer) -> None:
+    def __init__(
+        self, run: Run, config: Config, world: Any, observer: Observer, devices: int | str
+    ) -> None:
         from pevdn._platform import cache_compilations
         from pevdn.experiment.checkpoint import Progress
+        from pevdn.runtime.devices import Lanes
         from pevdn.runtime.simulation import Simulation
 
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
         self.simulation = Simulation(world, config)
+        self.lanes = Lanes(devices, config.seeds, observer.note)
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
         self._stop = False
         self._saved_at = 0
         self.ledger: Ledger | None = None
         self.affordable = _affordable(config, len(self.simulation.team))
-        _check_memory(self.simulation)
+        _check_memory(self.simulation, self.lanes.devices)
 
     def go(self, new_noise: bool = False) -> None:
         from pevdn.experiment.checkpoint import Checkpoints
@@ -120,17 +140,17 @@ class _Training:
     # ---- preparation ----------------------------------------------------------------------
 
     def _continue_or_begin(self, new_noise: bool) -> None:
-        import jax
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
         if self.checkpoints.latest is None:
-            self.state = jax.jit(self.simulation.start)(self.seeds)
+            self.state = self.lanes.jit(self.simulation.start, self.seeds)(self.seeds)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
         if self.config.private:
             self._open_ledger(new_noise)
+        self.state = self.lanes.place(self.state)
         # What was written after the checkpoint will be written again.
         directory.keep_lines(self.run.path / "metrics.jsonl", self.progress.metrics_lines)
 
@@ -169,14 +189,14 @@ class _Training:
         self.observer.note("compiling (cached for the next time) …")
         state = jax.eval_shape(self.simulation.start, self.seeds)
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        self.advance = (
-            jax.jit(self.simulation.advance, donate_argnums=0)
-            .lower(state, number, number, jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32))
-            .compile()
-        )
+        limit = jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32)
+        given = (state, number, number, limit)
+        advance = self.lanes.jit(self.simulation.advance, *given, donate=(0,))
+        self.advance = advance.lower(*given).compile()
         params = tuple(learner.params for learner in state.learners)
-        self.evaluate = jax.jit(self.simulation.evaluate).lower(params, state.key).compile()
-        self.keep_anchor = jax.jit(self.simulation.keep_anchor)
+        evaluate = self.lanes.jit(self.simulation.evaluate, params, state.key)
+        self.evaluate = evaluate.lower(params, state.key).compile()
+        self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
 
     # ---- the loop -------------------------------------------------------------------------
@@ -189,13 +209,15 @@ class _Training:
         title = f"{self.config.algorithm} on {self.config.env}"
         if self.config.seeds > 1:
             title += f" × {self.config.seeds} seeds"
+        if self.lanes.devices > 1:
+            title += f" on {self.lanes.devices} devices"
         self.observer.start(title, steps, min(self._lowest(), steps))
         try:
             while self.progress.evaluations <= last_round and not self.progress.budget_spent:
                 self._train_until(min(self.progress.evaluations * s.eval_every, steps))
                 self._evaluate()
                 self._show()
-                self.progress.budget_spent = bool(np.all(self.state.exhausted))
+                self.progress.budget_spent = bool(np.all(np.asarray(self.state.exhausted)))
                 due = self._lowest() - self._saved_at >= s.checkpoint_every
                 last = self.progress.evaluations > last_round or self.progress.budget_spent
                 if due or last:
@@ -235,7 +257,8 @@ class _Training:
         if ledger is not None:
             if self.affordable is not None:
                 limit = [self.affordable - lost for lost in ledger.lost]
-            chunk = ledger.reserve(until, most, limit, self.simulation.updates_due)
+            due = self.simulation.updates_due
+            chunk = ledger.reserve(until, most, limit, due, self.lanes.devices)
             most, limit = chunk.iterations, chunk.limit
         before = np.array(self.state.updates)  # a copy: the state is given away
         self.state = self.advance(
@@ -294,7 +317,7 @@ class _Training:
 
         from pevdn.exchange.secret_shared import Code
 
-        worst = float(np.max(self.state.refused))
+        worst = float(np.max(np.asarray(self.state.refused)))
         if worst == 0:
             return
         s = self.config.settings
@@ -322,7 +345,9 @@ class _Training:
         from pevdn.experiment.report import summarise
 
         draw_curve(self.run)
-        summary = summarise(self.run, self.config, self.progress, self.compile_seconds)
+        summary = summarise(
+            self.run, self.config, self.progress, self.compile_seconds, self.lanes.devices
+        )
         # Last of all, because it says that the run is finished.
         directory.write_whole(
             self.run.path / "summary.json", directory.to_json(summary, indent=2) + "\n"
@@ -332,7 +357,8 @@ class _Training:
         """Whether a seed has steps to make and budget left."""
         import numpy as np
 
-        return bool(np.any((np.asarray(self.state.env_steps) < until) & ~self.state.exhausted))
+        steps, stopped = np.asarray(self.state.env_steps), np.asarray(self.state.exhausted)
+        return bool(np.any((steps < until) & ~stopped))
 
     def _lowest(self) -> int:
         """Steps of the slowest seed that can still make some."""
@@ -344,7 +370,7 @@ class _Training:
     def _total(self) -> int:
         import numpy as np
 
-        return int(np.sum(self.state.env_steps))
+        return int(np.sum(np.asarray(self.state.env_steps)))
 
     def _show(self) -> None:
         done, seconds = self.progress.training_steps, self.progress.training_seconds
@@ -433,7 +459,7 @@ def _affordable(config: Config, n_agents: int) -> int | None:
     return found
 
 
-def _check_memory(simulation: Any) -> None:
+def _check_memory(simulation: Any, devices: int) -> None:
     """Say so before the machine starts to swap."""
     import jax
     import jax.numpy as jnp
@@ -443,7 +469,7 @@ def _check_memory(simulation: Any) -> None:
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    room = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = limit * devices if limit else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > 0.8 * room:
         fits = int(config.settings.buffer_size * 0.6 * room / needed)
         raise UsageError(

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pevdn.errors import PevdnError
+from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment.directory import write_whole
 from pevdn.privacy.accounting import Mechanism, Spent
 
@@ -45,6 +45,7 @@ class Chunk(NamedTuple):
     limit: list[int]  # the exposure that it may reach, by seed
     made: list[int]  # updates, by seed, if it is to be repeated
     digest: str  # of what came out, if it is to be repeated
+    devices: int = 1  # that share the seeds; on others, rounding differs
 
 
 class Ledger:
@@ -140,7 +141,7 @@ class Ledger:
         renewed = [n for n, x in enumerate(after, 1) if x["kind"] == "renew"]
         self.renewed = self._renewals if renewed else 0
         self._pending = [
-            Chunk(x["until"], x["iterations"], x["limit"], x["made"], x["digest"])
+            Chunk(**{name: x[name] for name in Chunk._fields if name in x})
             for x in after[max(renewed, default=0) :]
             if x["kind"] == "settle" and not x["repeats"]
         ]
@@ -164,16 +165,29 @@ class Ledger:
     # ---- spend ----------------------------------------------------------------------------
 
     def reserve(
-        self, until: int, iterations: int, limit: Sequence[int], updates_each: int
+        self,
+        until: int,
+        iterations: int,
+        limit: Sequence[int],
+        updates_each: int,
+        devices: int = 1,
     ) -> Chunk:
         """Before a chunk is computed: what it may do.
 
         That is what was asked for, or again what a chunk did that was lost.
         """
         repeats = bool(self._pending)
-        chunk = self._pending[0] if repeats else Chunk(until, iterations, list(limit), [], "")
+        asked = Chunk(until, iterations, list(limit), [], "", devices)
+        chunk = self._pending[0] if repeats else asked
         if chunk.until != until:
             raise _refused(self.folder / FILE, "its chunks are not those of this run")
+        if chunk.devices != devices:
+            raise UsageError(
+                f"updates that were lost in a crash were made with --devices {chunk.devices}, and "
+                f"with --devices {devices} they may come out differently; go on with `pevdn resume "
+                f"{self.folder} --devices {chunk.devices}`, or with --new-noise, which draws new "
+                "random numbers and counts the lost updates as spent."
+            )
         most = chunk.iterations * updates_each
         self._append("reserve", updates=most, repeats=repeats)
         return chunk

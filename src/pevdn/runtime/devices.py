@@ -1,0 +1,72 @@
+"""Lanes spread over the devices of one machine.
+
+Lanes never need each other, so every device runs a whole program of its own on its own lanes and
+none waits for another: a program mapped here holds no communication between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pevdn.errors import UsageError
+
+
+class Lanes:
+    """Where the lanes of a run live, in equal parts; with one device, wherever JAX puts them."""
+
+    def __init__(self, wanted: int | str, seeds: int, note: Callable[[str], None]) -> None:
+        self.devices = _count(wanted, seeds)
+        if wanted == "all" and self.devices < jax.local_device_count():
+            note(
+                f"training on {self.devices} of {jax.local_device_count()} devices, the most that "
+                f"can share the seeds ({seeds}) evenly."
+            )
+        mesh = Mesh(jax.local_devices()[: self.devices], ("lanes",))
+        self._spread = NamedSharding(mesh, PartitionSpec("lanes"))
+        self._same = NamedSharding(mesh, PartitionSpec())
+
+    def jit(self, f: Callable[..., Any], *like: Any, donate: tuple[int, ...] = ()) -> Any:
+        """`f`, compiled for arguments like these: arrays of lanes (S, ...), or plain numbers."""
+        if self.devices == 1:
+            return jax.jit(f, donate_argnums=donate)
+        places = jax.tree.map(lambda x: self._spread if x.ndim else self._same, like)
+        mapped = jax.shard_map(
+            f,
+            mesh=self._spread.mesh,
+            in_specs=jax.tree.map(lambda place: place.spec, places),
+            out_specs=self._spread.spec,
+            check_vma=False,
+        )
+        return jax.jit(
+            mapped, in_shardings=places, out_shardings=self._spread, donate_argnums=donate
+        )
+
+    def place(self, tree: Any) -> Any:
+        """Arrays of lanes (S, ...), each lane on its device."""
+        return jax.device_put(tree, self._spread if self.devices > 1 else None)
+
+
+def _count(wanted: int | str, seeds: int) -> int:
+    """How many devices `wanted` ("all" or a number) means for so many seeds."""
+    text, there = str(wanted), jax.local_device_count()
+    fitting = [n for n in range(1, there + 1) if seeds % n == 0]
+    if text == "all":
+        return fitting[-1]
+    if not text.isdecimal() or int(text) == 0:
+        raise UsageError(f"devices is '{wanted}', but must be 'all' or a whole number from 1 on.")
+    count = int(text)
+    if count > there:
+        raise UsageError(
+            f"devices is {count}, but JAX finds {there} here ({jax.default_backend()}); ask for "
+            f"{there} or fewer, or for 'all'."
+        )
+    if count not in fitting:
+        raise UsageError(
+            f"seeds is {seeds}, which {count} devices cannot share evenly; train a multiple of "
+            f"{count} seeds, or set devices to {max(n for n in fitting if n < count)}."
+        )
+    return count
