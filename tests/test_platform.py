@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import finish, python, start
 
-from pevdn._platform import SCHEDULER, peak_memory_bytes
+from pevdn._platform import LEVEL, SCHEDULER, peak_memory_bytes
 
 
 def flags_after_import(flags: str | None, before: str = "") -> tuple[str, str]:
@@ -52,6 +52,30 @@ def test_jax_that_is_already_running_makes_pevdn_warn() -> None:
     assert "JAX was already running when pevdn was imported" in warnings
     assert f"XLA_FLAGS={SCHEDULER}=false" in warnings
     assert "import pevdn before the first use of JAX" in warnings
+
+
+@pytest.mark.parametrize(
+    ("cores", "mine", "found"), [(2, None, "1"), (1, None, "1"), (4, None, "None"), (2, "2", "2")]
+)
+def test_xla_gets_one_thread_where_there_are_two_cores(cores, mine, found) -> None:
+    program = f"""
+import os
+os.cpu_count = lambda: {cores}
+os.environ.pop("NPROC", None)
+if {mine!r}:
+    os.environ["NPROC"] = {mine!r}
+import pevdn
+print(os.environ.get("NPROC"))
+"""
+    assert finish(python(program)).out.strip() == found
+
+
+def test_programs_are_compiled_with_fewer_passes_unless_the_user_says_how() -> None:
+    program = "import pevdn._platform as p; print(p.compiler_options())"
+    unset = "import os; os.environ['XLA_FLAGS'] = ''; "
+    assert finish(python(unset + program)).out.strip() == f"{{{LEVEL!r}: 1}}"
+    asked = f"import os; os.environ['XLA_FLAGS'] = '--{LEVEL}=2'; "
+    assert finish(python(asked + program)).out.strip() == "{}"
 
 
 def test_importing_pevdn_does_not_import_jax() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pevdn._platform import guard_against_deadlock
+from pevdn._platform import guard_against_deadlock, use_one_thread_on_few_cores
 
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = ["PevdnError", "Policy", "Run", "UsageError", "__version__", "load", "resume", "train"]
 
 guard_against_deadlock()
+use_one_thread_on_few_cores()
 
 _HOME = {
     "train": "pevdn.experiment.run",

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -192,10 +193,11 @@ class _Training:
         limit = jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32)
         given = (state, number, number, limit)
         advance = self.lanes.jit(self.simulation.advance, *given, donate=(0,))
-        self.advance = advance.lower(*given).compile()
         params = tuple(learner.params for learner in state.learners)
         evaluate = self.lanes.jit(self.simulation.evaluate, params, state.key)
-        self.evaluate = evaluate.lower(params, state.key).compile()
+        lowered = (advance.lower(*given), evaluate.lower(params, state.key))
+        with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
+            self.advance, self.evaluate = pool.map(lambda program: program.compile(), lowered)
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
 
@@ -231,9 +233,10 @@ class _Training:
         while self._underway(until):
             before, began = self._total(), time.monotonic()
             most = self._advance(until, most)
+            made = self._total() - before  # the program has run when this is known
             took = time.monotonic() - began
             self.progress.training_seconds += took
-            self.progress.training_steps += self._total() - before
+            self.progress.training_steps += made
             most = max(1, min(2 * most, int(most * 0.5 / max(took, 1e-3))))
             self._refuse_wrapped_messages()
             self._show()

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pevdn._platform import compiler_options
 from pevdn.errors import UsageError
 
 
@@ -31,8 +32,9 @@ class Lanes:
 
     def jit(self, f: Callable[..., Any], *like: Any, donate: tuple[int, ...] = ()) -> Any:
         """`f`, compiled for arguments like these: arrays of lanes (S, ...), or plain numbers."""
+        how: Any = {"donate_argnums": donate, "compiler_options": compiler_options()}
         if self.devices == 1:
-            return jax.jit(f, donate_argnums=donate)
+            return jax.jit(f, **how)
         places = jax.tree.map(lambda x: self._spread if x.ndim else self._same, like)
         mapped = jax.shard_map(
             f,
@@ -41,9 +43,7 @@ class Lanes:
             out_specs=self._spread.spec,
             check_vma=False,
         )
-        return jax.jit(
-            mapped, in_shardings=places, out_shardings=self._spread, donate_argnums=donate
-        )
+        return jax.jit(mapped, in_shardings=places, out_shardings=self._spread, **how)
 
     def place(self, tree: Any) -> Any:
         """Arrays of lanes (S, ...), each lane on its device."""

@@ -149,7 +149,7 @@ class Simulation:
     def horizons(self) -> list[int]:
         """How many steps an update is compiled for; the last is all the world allows."""
         T = self.world.max_steps
-        return [T] if T < 20 or self._wide else [-(-2 * T // 5), -(-3 * T // 5), T]
+        return [T] if T < 20 or self._wide else [-(-part * T // 12) for part in (4, 5, 8, 12)]
 
     @property
     def part(self) -> int:
