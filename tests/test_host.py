@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support import (
+    assert_same_ending,
+    cli,
+    finish,
+    lines_in,
+    lines_saved,
+    metrics_of,
+    start,
+    train,
+    train_arguments,
+    wait_until,
+)
 
+import pevdn
 from pevdn.agent.host_replay import HostReplay
 from pevdn.agent.replay import Episode
+from pevdn.errors import PevdnError
+from pevdn.experiment import config, run
+from pevdn.experiment.run import Run
+from pevdn.runtime.host import HostSimulation
+from pevdn.runtime.simulation import Simulation
+from pevdn.worlds.base import AgentSpec, Step
 
 # Zeros of both signs, NaNs with a payload, infinities, the smallest numbers, and any other bits.
 BITS = st.sampled_from([0, 0, 1 << 31, 0x7FC00001, 0xFF800001, 0x7F800000, 1]) | st.integers(
@@ -116,3 +139,77 @@ def test_what_does_not_change_costs_one_bit() -> None:
     replay.store(0, constant)
     masks = (T + 1) * (O + 8) / 8 + T / 8
     assert replay.nbytes == masks + T * (2 + 4) + 4 * (O - 1)
+
+
+# --- training ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("pe-vdn-b", {}), ("pe-vdn-c", {}), ("pe-vdn-c", {"seeds": 2})]
+)
+def test_a_run_is_the_same_wherever_its_episodes_are_kept(tmp_path, name, changes) -> None:
+    there = train(name, tmp_path / "device", **changes)
+    here = train(name, tmp_path / "host", buffer="host", **changes)
+    assert here.metrics[-1]["updates"] > 20
+    assert metrics_of(here.path) == metrics_of(there.path)
+    assert not list((here.path / "checkpoints").glob("*/replays/*.observations"))
+
+
+class Walk:
+    """Two unlike agents; an episode ends by chance or after 24 steps: long enough for horizons."""
+
+    name, max_steps = "walk", 24
+    agents = (AgentSpec(5, 2), AgentSpec(7, 3), AgentSpec(5, 2))
+
+    def reset(self, key):
+        position = jax.random.normal(key, (3,))
+        return (position, jnp.int32(0)), self._seen(position, jnp.int32(0), 0.0, False)
+
+    def step(self, key, state, actions):
+        position = state[0] + jnp.stack(actions) - 0.5 + 0.1 * jax.random.normal(key, (3,))
+        t, over = state[1] + 1, jax.random.uniform(key) < 0.08
+        return (position, t), self._seen(position, t, -jnp.abs(position).sum(), over)
+
+    def _seen(self, position, t, reward, over):
+        seen = [x * (jnp.arange(a.observation_size) % 3 == t % 3) for x, a in zip(position, self.agents)]
+        return Step(
+            observations=tuple(seen),
+            available=tuple(jnp.ones(a.n_actions, bool) for a in self.agents),
+            reward=jnp.float32(reward),
+            done=over | (t >= self.max_steps),
+            truncated=(t >= self.max_steps) & ~jnp.asarray(over),
+            won=jnp.asarray(over),
+        )
+
+
+@pytest.mark.parametrize("name", ["vdn", "pe-vdn-b", "pe-vdn-c"])
+def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None:
+    settings = {
+        "hidden_size": 8,
+        "buffer_size": 40,
+        "expected_batch_size": 12,
+        "parallel_episodes": 4,
+        "learning_starts": 16,
+        "buffer_throughput": 1.5,
+        "sampling": "poisson",
+    }
+    wanted = config.make(name, seeds=2, settings=settings)
+    seeds, arguments = jnp.arange(2), (jnp.int32(900), jnp.int32(30), jnp.full(2, 60, jnp.int32))
+    device, host = Simulation(Walk(), wanted), HostSimulation(Walk(), wanted)
+    there = device.compile(seeds)(jax.jit(device.start)(seeds), *arguments)
+    here = host.compile(seeds)(jax.jit(host.start)(seeds), *arguments)
+    assert np.all(there.updates > 20) and np.all(there.episodes > 40)
+    for field in ("env_steps", "episodes", "updates", "stored_at", "exposure", "exhausted"):
+        assert np.array_equal(getattr(here, field), getattr(there, field)), field
+    assert np.array_equal(jax.random.key_data(here.key), jax.random.key_data(there.key))
+    worst = max(
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
+        for a, b in zip(*(jax.tree.leaves([x.params for x in s.learners]) for s in (here, there)))
+    )
+    print(name, "largest difference of a parameter", worst, there.updates, there.exhausted)
+    assert worst < 1e-5

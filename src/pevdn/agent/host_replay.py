@@ -39,7 +39,8 @@ class HostReplay:
         into.length[:] = self.length[slots]
         for b, slot in enumerate(slots):
             if self.rows[slot]:
-                unpack(self.rows[slot], Episode(*(x[:, b] for x in into[:-1]), self.length[slot]))
+                own = Episode(*(x[:, b] if x.ndim > 1 else x[b] for x in into))
+                unpack(self.rows[slot], own)
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
@@ -90,5 +91,5 @@ def unpack(packed: bytes, into: Episode) -> None:
     into.actions[:n] = take(np.int16, n)
     into.rewards[:n] = take(np.float32, n)
     bits = np.zeros(changed.shape, np.uint32)
-    bits[changed] = take(np.uint32, np.count_nonzero(changed))
-    np.bitwise_xor.accumulate(bits, out=into.observations[: n + 1].view(np.uint32))
+    bits[changed] = take(np.uint32, int(np.count_nonzero(changed)))
+    np.bitwise_xor.accumulate(bits, out=np.asarray(into.observations[: n + 1]).view(np.uint32))

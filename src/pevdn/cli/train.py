@@ -19,6 +19,9 @@ def main(
     out: Annotated[
         Path | None, typer.Option(help="Directory of the run (default: runs/NAME-TIME).")
     ] = None,
+    buffer: Annotated[
+        str | None, typer.Option(help="Where episodes are kept: device, or host for large teams.")
+    ] = None,
     epsilon_budget: Annotated[
         float | None,
         typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
@@ -34,6 +37,8 @@ def main(
     from pevdn.experiment.progress import observer
 
     settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
+    if buffer is not None:
+        settings["buffer"] = buffer
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
     wanted = config.make(algorithm, env, steps, seeds, seed, settings)

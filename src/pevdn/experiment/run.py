@@ -92,11 +92,11 @@ class _Training:
     def __init__(self, run: Run, config: Config, world: Any, observer: Observer) -> None:
         from pevdn._platform import cache_compilations
         from pevdn.experiment.checkpoint import Progress
-        from pevdn.runtime.simulation import Simulation
+        from pevdn.runtime.host import simulation_for
 
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
-        self.simulation = Simulation(world, config)
+        self.simulation = simulation_for(world, config)
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
         self._stop = False
@@ -163,17 +163,11 @@ class _Training:
 
     def _compile(self) -> None:
         import jax
-        import jax.numpy as jnp
 
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
+        self.advance = self.simulation.compile(self.seeds)
         state = jax.eval_shape(self.simulation.start, self.seeds)
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        self.advance = (
-            jax.jit(self.simulation.advance, donate_argnums=0)
-            .lower(state, number, number, jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32))
-            .compile()
-        )
         params = tuple(learner.params for learner in state.learners)
         self.evaluate = jax.jit(self.simulation.evaluate).lower(params, state.key).compile()
         self.keep_anchor = jax.jit(self.simulation.keep_anchor)
@@ -214,6 +208,7 @@ class _Training:
             self.progress.training_steps += self._total() - before
             most = max(1, min(2 * most, int(most * 0.5 / max(took, 1e-3))))
             self._refuse_wrapped_messages()
+            self._refuse_to_swap()
             self._show()
             if self._stop:
                 self._save()
@@ -306,6 +301,22 @@ class _Training:
             "the update was not made. Lower precision or learning_rate, or raise modulus."
         )
 
+    def _refuse_to_swap(self) -> None:
+        """What buffers in host memory will take shows only while they fill up."""
+        import numpy as np
+
+        held, room = self.simulation.host_bytes, machine_memory()
+        if held <= 0.8 * room:
+            return
+        s, stored = self.config.settings, int(np.max(self.state.episodes))
+        self._save()
+        raise PevdnError(
+            f"replay buffers in host memory hold {held / 2**30:.1f} GiB after {stored} of "
+            f"buffer_size={s.buffer_size} episodes, and the machine has {room / 2**30:.1f} GiB; "
+            "everything is saved. Train anew with a smaller buffer_size or fewer seeds at a time, "
+            "or resume on a larger machine."
+        )
+
     # ---- saving and telling ---------------------------------------------------------------
 
     def _save(self) -> None:
@@ -314,7 +325,7 @@ class _Training:
         self._began = now
         if self.ledger is not None:
             self.progress.ledger_line, self.progress.ledger_check = self.ledger.head
-        self.checkpoints.save(self.state, self.progress)
+        self.checkpoints.save(self.state, self.progress, self.simulation)
         self._saved_at = self._lowest()
 
     def _finish(self) -> None:
@@ -433,8 +444,12 @@ def _affordable(config: Config, n_agents: int) -> int | None:
     return found
 
 
+def machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check_memory(simulation: Any) -> None:
-    """Say so before the machine starts to swap."""
+    """Say so before the machine starts to swap; buffers in host memory are watched as they grow."""
     import jax
     import jax.numpy as jnp
 
@@ -443,11 +458,12 @@ def _check_memory(simulation: Any) -> None:
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    room = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = limit or machine_memory()
     if needed > 0.8 * room:
         fits = int(config.settings.buffer_size * 0.6 * room / needed)
         raise UsageError(
             f"replay buffers of buffer_size={config.settings.buffer_size} episodes need "
             f"{needed / 2**30:.1f} GiB, but {device.platform} has {room / 2**30:.1f} GiB; "
-            f"set buffer_size to {fits} or less, or train fewer seeds at a time."
+            f"set buffer_size to {fits} or less, train fewer seeds at a time, or keep them in host "
+            "memory, far smaller, with buffer=host."
         )
