@@ -143,11 +143,15 @@ def test_what_does_not_change_costs_one_bit() -> None:
     assert replay.nbytes == masks + T * (2 + 4) + 4 * (O - 1)
 
 
+def slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 # --- training ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("pe-vdn-b", {}), ("pe-vdn-c", {}), ("pe-vdn-c", {"seeds": 2})]
+    ("name", "changes"), [("pe-vdn-b", {}), slow("pe-vdn-c", {}), ("pe-vdn-c", {"seeds": 2})]
 )
 def test_a_run_is_the_same_wherever_its_episodes_are_kept(tmp_path, name, changes) -> None:
     there = train(name, tmp_path / "device", **changes)
@@ -185,7 +189,7 @@ class Walk:
         )
 
 
-@pytest.mark.parametrize("name", ["pe-vdn-b", "pe-vdn-c"])
+@pytest.mark.parametrize("name", [slow("pe-vdn-b"), "pe-vdn-c"])
 def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None:
     settings = {
         "hidden_size": 8,
@@ -219,9 +223,9 @@ def rows(run: Run) -> dict[tuple[int, int, int], list[bytes]]:
     return {name: replay.rows for name, replay in simulation.replays.items()}
 
 
-@pytest.mark.parametrize("name", ["pe-vdn-b", "pe-vdn-c"])
+@pytest.mark.parametrize("name", [slow("pe-vdn-b"), "pe-vdn-c"])
 def test_a_killed_run_ends_as_if_it_never_had_been(tmp_path: Path, name: str) -> None:
-    long = {"steps": 1200, "checkpoint_every": 300}
+    long = {"steps": 600, "checkpoint_every": 200}
     reference = train(name, tmp_path / "whole", buffer="host", **long)
     path = tmp_path / "killed"
     process = start(*train_arguments(name, path, **long), "--buffer", "host")
