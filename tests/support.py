@@ -22,7 +22,7 @@ from pevdn import worlds
 from pevdn.cli import main
 from pevdn.experiment.checkpoint import Checkpoints, Progress
 from pevdn.experiment.run import Run
-from pevdn.runtime.simulation import Simulation
+from pevdn.runtime.host import simulation_for
 
 # One program for each algorithm: what differs below these settings is not compiled in.
 SMALL: dict[str, Any] = {
@@ -153,7 +153,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def saved(run: Run) -> tuple[list[np.ndarray], Progress]:
     """All arrays of the newest checkpoint, and where the host stood."""
-    simulation = Simulation(worlds.make(run.config.env), run.config)
+    simulation = simulation_for(worlds.make(run.config.env), run.config)
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
     state, progress = checkpoints.restore(simulation)
     checkpoints.close()

@@ -22,6 +22,9 @@ def main(
     devices: Annotated[
         str, typer.Option(metavar="N|all", help="GPUs (or CPU devices) that share the seeds.")
     ] = "1",
+    buffer: Annotated[
+        str | None, typer.Option(help="Where episodes are kept: device, or host for large teams.")
+    ] = None,
     epsilon_budget: Annotated[
         float | None,
         typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
@@ -37,6 +40,8 @@ def main(
     from pevdn.experiment.progress import observer
 
     settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
+    if buffer is not None:
+        settings["buffer"] = buffer
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
     wanted = config.make(algorithm, env, steps, seeds, seed, settings)

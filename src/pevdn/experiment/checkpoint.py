@@ -26,6 +26,7 @@ import orbax.checkpoint as ocp
 from pevdn.agent.learning import Learner
 from pevdn.errors import PevdnError
 from pevdn.experiment.config import Config, fingerprint
+from pevdn.runtime.host import HostSimulation
 from pevdn.runtime.simulation import Simulation, State
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life story
@@ -48,6 +49,23 @@ class Progress:
     ledger_check: str = ""
 
 
+class _FilesHandler(ocp.CheckpointHandler):
+    """Replay buffers in host memory, as plain files: a copy as arrays might not fit beside them."""
+
+    def save(self, directory: Any, args: _Files) -> None:
+        args.simulation.save(Path(directory))
+
+    def restore(self, directory: Any, args: _Files) -> dict[str, Any]:
+        args.simulation.load(Path(directory))
+        return {}
+
+
+@ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _Files(ocp.args.CheckpointArgs):
+    simulation: HostSimulation
+
+
 class Checkpoints:
     """The checkpoints of one run directory; the two newest are kept. A reader changes nothing."""
 
@@ -68,7 +86,7 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, state: State, progress: Progress) -> None:
+    def save(self, state: State, progress: Progress, simulation: Simulation) -> None:
         # Grows with training and with every evaluation, so that no two states have the same number.
         number = int(np.sum(np.asarray(state.env_steps))) + progress.evaluations
         if number == self.latest:
@@ -76,10 +94,12 @@ class Checkpoints:
         filled = int(min(np.max(np.asarray(state.episodes)), self.config.settings.buffer_size))
         learners, replays, counters = _flattened(state)
         replays = {k: v[:, :, :filled] for k, v in replays.items()}
-        self._need_room(sum(x.nbytes for x in jax.tree.leaves((learners, replays, counters))))
+        arrays = jax.tree.leaves((learners, replays, counters))
+        self._need_room(sum(x.nbytes for x in arrays) + simulation.host_bytes)
+        on_host = isinstance(simulation, HostSimulation)
         args = ocp.args.Composite(
             learners=ocp.args.StandardSave(learners),
-            replays=ocp.args.StandardSave(replays),
+            replays=_Files(simulation) if on_host else ocp.args.StandardSave(replays),
             counters=ocp.args.StandardSave(counters),
             progress=ocp.args.JsonSave(
                 {**dataclasses.asdict(progress), "fingerprint": fingerprint(self.config)}
@@ -101,7 +121,7 @@ class Checkpoints:
 
     def restore(self, simulation: Simulation) -> tuple[State, Progress]:
         """The newest state of the run, exactly as it was saved, in the machine's own memory."""
-        found = self._read("learners", "replays", "counters", "progress")
+        found = self._read("learners", "replays", "counters", "progress", simulation=simulation)
         template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
         state = State(
             self._rebuild(found["learners"], template.learners),
@@ -123,7 +143,7 @@ class Checkpoints:
         arrays = [self._fitted(name, found, leaf) for name, leaf in _names(template).items()]
         return jax.tree.unflatten(jax.tree.structure(template), arrays)
 
-    def _read(self, *groups: str) -> dict[str, Any]:
+    def _read(self, *groups: str, simulation: Simulation | None = None) -> dict[str, Any]:
         step = self.latest
         if step is None:
             raise PevdnError(f"{self.directory} holds no complete checkpoint.")
@@ -134,6 +154,8 @@ class Checkpoints:
             group: ocp.args.JsonRestore() if group == "progress" else ocp.args.StandardRestore()
             for group in groups
         }
+        if isinstance(simulation, HostSimulation):
+            how["replays"] = _Files(simulation)
         try:
             found = dict(self._manager.restore(step, args=ocp.args.Composite(**how)).items())
         except Exception as problem:  # orbax and tensorstore raise all kinds on a damaged file

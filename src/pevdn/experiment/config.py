@@ -43,6 +43,11 @@ class Settings:
     buffer_size: int = _setting(
         5000, "episodes each agent keeps; the newest replaces the oldest", 1
     )
+    buffer: str = _setting(
+        "device",
+        "where episodes are kept; host: small, in the machine's memory, for large teams",
+        choices=("device", "host"),
+    )
     expected_batch_size: int = _setting(32, "episodes in a minibatch (on average, if Poisson)", 1)
     sampling: str = _setting(
         "uniform",
@@ -321,7 +326,10 @@ def _check_together(config: Config) -> None:
 
 def fingerprint(config: Config) -> str:
     """What must be equal for a checkpoint or a ledger to belong to a run."""
-    text = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    values = dataclasses.asdict(config)
+    if config.settings.buffer == "device":  # as it was before there was a choice
+        del values["settings"]["buffer"]
+    text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -112,12 +112,17 @@ class _Training:
         from pevdn._platform import cache_compilations
         from pevdn.experiment.checkpoint import Progress
         from pevdn.runtime.devices import Lanes
-        from pevdn.runtime.simulation import Simulation
+        from pevdn.runtime.host import simulation_for
 
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
-        self.simulation = Simulation(world, config)
+        self.simulation = simulation_for(world, config)
         self.lanes = Lanes(devices, config.seeds, observer.note)
+        if self.lanes.devices > 1 and config.settings.buffer == "host":
+            raise UsageError(
+                f"devices is {devices}, but with buffer=host a run has one; leave --devices out, or "
+                "keep the episodes on the devices."
+            )
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
         self._stop = False
@@ -184,20 +189,16 @@ class _Training:
 
     def _compile(self) -> None:
         import jax
-        import jax.numpy as jnp
 
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
         state = jax.eval_shape(self.simulation.start, self.seeds)
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        limit = jax.ShapeDtypeStruct(self.seeds.shape, jnp.int32)
-        given = (state, number, number, limit)
-        advance = self.lanes.jit(self.simulation.advance, *given, donate=(0,))
         params = tuple(learner.params for learner in state.learners)
         evaluate = self.lanes.jit(self.simulation.evaluate, params, state.key)
-        lowered = (advance.lower(*given), evaluate.lower(params, state.key))
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
-            self.advance, self.evaluate = pool.map(lambda program: program.compile(), lowered)
+            advance = pool.submit(self.simulation.compile, self.seeds, self.lanes.jit)
+            self.evaluate = evaluate.lower(params, state.key).compile()
+            self.advance = advance.result()
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
 
@@ -239,6 +240,7 @@ class _Training:
             self.progress.training_steps += made
             most = max(1, min(2 * most, int(most * 0.5 / max(took, 1e-3))))
             self._refuse_wrapped_messages()
+            self._refuse_to_swap()
             self._show()
             if self._stop:
                 self._save()
@@ -332,6 +334,22 @@ class _Training:
             "the update was not made. Lower precision or learning_rate, or raise modulus."
         )
 
+    def _refuse_to_swap(self) -> None:
+        """What buffers in host memory will take shows only while they fill up."""
+        import numpy as np
+
+        held, room = self.simulation.host_bytes, machine_memory()
+        if held <= 0.8 * room:
+            return
+        s, stored = self.config.settings, int(np.max(self.state.episodes))
+        self._save()
+        raise PevdnError(
+            f"replay buffers in host memory hold {held / 2**30:.1f} GiB after {stored} of "
+            f"buffer_size={s.buffer_size} episodes, and the machine has {room / 2**30:.1f} GiB; "
+            "everything is saved. Train anew with a smaller buffer_size or fewer seeds at a time, "
+            "or resume on a larger machine."
+        )
+
     # ---- saving and telling ---------------------------------------------------------------
 
     def _save(self) -> None:
@@ -340,7 +358,7 @@ class _Training:
         self._began = now
         if self.ledger is not None:
             self.progress.ledger_line, self.progress.ledger_check = self.ledger.head
-        self.checkpoints.save(self.state, self.progress)
+        self.checkpoints.save(self.state, self.progress, self.simulation)
         self._saved_at = self._lowest()
 
     def _finish(self) -> None:
@@ -462,8 +480,12 @@ def _affordable(config: Config, n_agents: int) -> int | None:
     return found
 
 
+def machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check_memory(simulation: Any, devices: int) -> None:
-    """Say so before the machine starts to swap."""
+    """Say so before the machine starts to swap; buffers in host memory are watched as they grow."""
     import jax
     import jax.numpy as jnp
 
@@ -472,11 +494,12 @@ def _check_memory(simulation: Any, devices: int) -> None:
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    room = limit * devices if limit else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = limit * devices if limit else machine_memory()
     if needed > 0.8 * room:
         fits = int(config.settings.buffer_size * 0.6 * room / needed)
         raise UsageError(
             f"replay buffers of buffer_size={config.settings.buffer_size} episodes need "
             f"{needed / 2**30:.1f} GiB, but {device.platform} has {room / 2**30:.1f} GiB; "
-            f"set buffer_size to {fits} or less, or train fewer seeds at a time."
+            f"set buffer_size to {fits} or less, train fewer seeds at a time, or keep them in host "
+            "memory, far smaller, with buffer=host."
         )

@@ -169,6 +169,11 @@ class Simulation:
         """Whether width is nearly free and every step costs, as on a GPU."""
         return jax.default_backend() != "cpu"
 
+    @property
+    def host_bytes(self) -> int:
+        """What is kept of episodes outside of the state."""
+        return 0
+
     # ---- the three programs ---------------------------------------------------------------
 
     def start(self, seeds: Array) -> State:
@@ -221,6 +226,15 @@ class Simulation:
 
         return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
+    def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
+        """`advance` for so many seeds, compiled; the state that it is given is used up."""
+        number, limit = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((), seeds.shape))
+        given = (jax.eval_shape(self.start, seeds), number, number, limit)
+        program: Callable[..., State] = (
+            jit(self.advance, *given, donate=(0,)).lower(*given).compile()
+        )
+        return program
+
     def evaluate(self, params: tuple[Parameters, ...], keys: Array) -> Score:
         """Greedy episodes for each lane, with keys (S,) that training never sees."""
         keys = split_keys(keys, self.settings.eval_episodes)
@@ -247,6 +261,18 @@ class Simulation:
 
     def _iteration(self, state: State, active: Array, limit: Array | int) -> State:
         """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
+        played, next_key, update_keys = self._run(state)
+        state = self._append(state, played, active)
+        state = state._replace(key=jnp.where(active, next_key, state.key))
+
+        def update(state: State, keys: Array) -> tuple[State, None]:
+            state, ready = self._due(state, keys, active, limit)
+            return jax.lax.cond(jnp.any(ready), self._update, _skip, state, keys, ready), None
+
+        return jax.lax.scan(update, state, update_keys)[0]
+
+    def _run(self, state: State) -> tuple[Played, Array, Array]:
+        """A block of episodes, the lanes' next keys, and keys (U, S, 4) for the U updates due."""
         keys = split_keys(state.key, 3)
         s = self.settings
         epsilon = acting.exploration(
@@ -254,21 +280,21 @@ class Simulation:
         )
         params = tuple(learner.params for learner in state.learners)
         played = self._play(params, split_keys(keys[:, 1], self.block), epsilon, record=True)
-        state = self._append(state, played, active)
-        state = state._replace(key=jnp.where(active, keys[:, 0], state.key))
-
-        def update(state: State, keys: Array) -> tuple[State, None]:
-            ready = active & (state.episodes >= self.config.learning_starts) & (state.refused == 0)
-            coin = jax.vmap(jax.random.uniform)(keys[:, 0])
-            ready &= coin * s.buffer_throughput < 1  # public: whether an update happened shows
-            if self.config.private:
-                exhausted = state.exhausted | (ready & (self._exposed(state) >= limit))
-                state = state._replace(exhausted=exhausted)
-                ready &= ~exhausted
-            return jax.lax.cond(jnp.any(ready), self._update, _skip, state, keys, ready), None
-
         update_keys = jnp.swapaxes(split_keys(keys[:, 2], self.updates_due, 4), 0, 1)
-        return jax.lax.scan(update, state, update_keys)[0]
+        return played, keys[:, 0], update_keys
+
+    def _due(
+        self, state: State, keys: Array, active: Array, limit: Array | int
+    ) -> tuple[State, Array]:
+        """Which lanes (S,) make the update that is due; a lane may turn out to be exhausted."""
+        ready = active & (state.episodes >= self.config.learning_starts) & (state.refused == 0)
+        coin = jax.vmap(jax.random.uniform)(keys[:, 0])
+        ready &= coin * self.settings.buffer_throughput < 1  # public: an update shows
+        if self.config.private:
+            exhausted = state.exhausted | (ready & (self._exposed(state) >= limit))
+            state = state._replace(exhausted=exhausted)
+            ready &= ~exhausted
+        return state, ready
 
     def _play(
         self, params: tuple[Parameters, ...], keys: Array, epsilon: Array, record: bool
@@ -388,7 +414,12 @@ class Simulation:
 
     def _update(self, state: State, keys: Array, ready: Array) -> State:
         """CHOOSE indices, compute every agent's gradient, and learn, where a lane is ready."""
-        gradients, refused = self._gradients(state, keys)
+        return self._improve(state, *self._gradients(state, keys), ready)
+
+    def _improve(
+        self, state: State, gradients: tuple[Parameters, ...], refused: Array, ready: Array
+    ) -> State:
+        """Learn from the gradients, where a lane is ready and no message was refused."""
         applied = ready & (refused == 0)
         s = self.settings
         if s.target_update == "soft":
@@ -423,27 +454,36 @@ class Simulation:
 
     def _gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
         """Every agent's gradient by kind (S, N, ...), and the largest refused message (S,)."""
+        chosen = self._choose(state, keys[:, 1])
+        total, refused = self._minibatch(state, chosen, keys[:, 2])
+        return self._release(total, keys[:, 3]), refused
+
+    def _choose(self, state: State, keys: Array) -> Array:
+        """The slots of a minibatch (S, B)."""
         s, size = self.settings, self.settings.buffer_size
         filled = jnp.minimum(state.episodes, size)
         if s.sampling == "uniform":
             choose = partial(indices.uniform, capacity=size, batch_size=s.expected_batch_size)
         else:
             choose = partial(indices.poisson, capacity=size, rate=self.config.sampling_rate)
-        chosen = jax.vmap(choose)(keys[:, 1], filled)
-        total, refused = self._minibatch(state, chosen, keys[:, 2])
+        return jax.vmap(choose)(keys, filled)
+
+    def _release(self, total: tuple[Parameters, ...], keys: Array) -> tuple[Parameters, ...]:
+        """From the sum over a minibatch to the mean; if private, with noise."""
+        s = self.settings
         if not self.config.private:
-            return jax.tree.map(lambda g: g / s.expected_batch_size, total), refused
+            return jax.tree.map(lambda g: g / s.expected_batch_size, total)
         noised = partial(
             mechanism.noised_mean,
             clip_norm=s.clip_norm,
             noise_multiplier=s.noise_multiplier,
             expected_batch_size=s.expected_batch_size,
         )
-        noise_keys = split_keys(keys[:, 3], len(self.team))
+        noise_keys = split_keys(keys, len(self.team))
         return tuple(
             each_agent(noised)(noise_keys[:, jnp.array(kind.members)], summed)
             for kind, summed in zip(self.team.kinds, total, strict=True)
-        ), refused
+        )
 
     def _minibatch(
         self, state: State, chosen: Array, keys: Array
@@ -456,9 +496,7 @@ class Simulation:
         """
         scratch, n = self.settings.buffer_size, self.part
         lengths = state.replays[0].length[:, 0]  # (S, buffer_size + 1), the same for every agent
-        chosen = jax.vmap(indices.longest_first)(chosen, lengths)
-        chosen = jnp.pad(chosen, ((0, 0), (0, -chosen.shape[1] % n)), constant_values=scratch)
-        parts = -(-jnp.max(jnp.sum(chosen != scratch, axis=1)) // n)
+        chosen, parts = self._in_parts(chosen, lengths)
         learn = [partial(self._learn_from, steps=steps) for steps in self.horizons]
 
         def one_part(carry: Any) -> Any:
@@ -473,10 +511,24 @@ class Simulation:
             )
             return part + 1, jax.tree.map(jnp.add, total, more), jnp.maximum(refused, worse)
 
-        nothing = tuple(jax.tree.map(jnp.zeros_like, x.params) for x in state.learners)
-        start = (jnp.int32(0), nothing, jnp.zeros(keys.shape))
+        start = (jnp.int32(0), *self._nothing(state))
         _, total, refused = jax.lax.while_loop(lambda carry: carry[0] < parts, one_part, start)
         return total, refused
+
+    def _nothing(self, state: State) -> tuple[tuple[Parameters, ...], Array]:
+        """The sum over no episodes, with no message refused."""
+        nothing = tuple(jax.tree.map(jnp.zeros_like, x.params) for x in state.learners)
+        return nothing, jnp.zeros(state.key.shape)
+
+    def _in_parts(self, chosen: Array, lengths: Array) -> tuple[Array, Array]:
+        """The chosen slots (S, B) longest first, filled up with scratch, and how many parts.
+
+        `lengths` (S, buffer_size + 1) are those of the stored episodes.
+        """
+        scratch, n = self.settings.buffer_size, self.part
+        chosen = jax.vmap(indices.longest_first)(chosen, lengths)
+        chosen = jnp.pad(chosen, ((0, 0), (0, -chosen.shape[1] % n)), constant_values=scratch)
+        return chosen, -(-jnp.max(jnp.sum(chosen != scratch, axis=1)) // n)
 
     def _learn_from(
         self,

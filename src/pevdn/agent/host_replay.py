@@ -1,0 +1,95 @@
+"""One agent's episodes in the memory of the host, each kept exactly but small.
+
+An episode is one string of bytes: the steps that were played and no others, and of an observation
+the entries whose bits changed since the step before. Units out of sight are zeros and stay zeros,
+the kind of a unit never changes: most entries cost one bit. Nothing is rounded; −0.0 and NaN come
+back as they were.
+
+Shapes: T steps at most, O observation, A actions, B minibatch, n steps that were played.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pevdn.agent.replay import Episode
+
+
+class HostReplay:
+    """Room for `capacity` episodes and the scratch slot, as in `replay`; all are empty at first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.rows = [b""] * (capacity + 1)
+        self.length = np.zeros(capacity + 1, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.rows))
+
+    def store(self, slot: int, episode: Episode) -> None:
+        """Keep one episode (T, ...) in a slot."""
+        self.rows[slot] = pack(episode)
+        self.length[slot] = episode.length
+
+    def fetch(self, slots: np.ndarray, into: Episode) -> None:
+        """Write the episodes in the slots (B,) into a minibatch (T, B, ...) of zeros."""
+        into.length[:] = self.length[slots]
+        for b, slot in enumerate(slots):
+            if self.rows[slot]:
+                own = Episode(*(x[:, b] if x.ndim > 1 else x[b] for x in into))
+                unpack(self.rows[slot], own)
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, self.length)
+            np.save(file, np.array([len(row) for row in self.rows]))
+            file.writelines(self.rows)
+
+    def load(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.length = np.load(file, allow_pickle=False)
+            self.rows = [file.read(size) for size in np.load(file, allow_pickle=False)]
+
+
+def pack(episode: Episode) -> bytes:
+    """The first n = `length` steps of an episode (T, ...), and what was seen after the last."""
+    n = int(episode.length)
+    bits = np.ascontiguousarray(episode.observations[: n + 1]).view(np.uint32)
+    changes = np.concatenate([bits[:1], bits[1:] ^ bits[:-1]])
+    changed = changes != 0
+    pieces = (
+        np.packbits(changed),
+        np.packbits(episode.available[: n + 1]),
+        np.packbits(episode.terminal[:n]),
+        episode.actions[:n],
+        episode.rewards[:n],
+        changes[changed],
+    )
+    return b"".join(piece.tobytes() for piece in pieces)
+
+
+def unpack(packed: bytes, into: Episode) -> None:
+    """The way back, into an episode (T, ...) of zeros that has its length and room for it."""
+    n, position = int(into.length), 0
+
+    def take(dtype: Any, count: int) -> np.ndarray:
+        nonlocal position
+        found = np.frombuffer(packed, dtype, count, position)
+        position += found.nbytes
+        return found
+
+    def take_bits(shape: tuple[int, ...]) -> np.ndarray:
+        count = int(np.prod(shape))
+        return np.unpackbits(take(np.uint8, -(-count // 8)), count=count).view(bool).reshape(shape)
+
+    changed = take_bits((n + 1, into.observations.shape[1]))
+    into.available[: n + 1] = take_bits((n + 1, into.available.shape[1]))
+    into.terminal[:n] = take_bits((n,))
+    into.actions[:n] = take(np.int16, n)
+    into.rewards[:n] = take(np.float32, n)
+    bits = np.zeros(changed.shape, np.uint32)
+    bits[changed] = take(np.uint32, int(np.count_nonzero(changed)))
+    np.bitwise_xor.accumulate(bits, out=np.asarray(into.observations[: n + 1]).view(np.uint32))
