@@ -20,8 +20,8 @@ import numpy as np
 import pevdn
 from pevdn import worlds
 from pevdn.cli import main
-from pevdn.experiment.checkpoint import Checkpoints, Progress
-from pevdn.experiment.run import Run
+from pevdn.experiment.checkpoint import Checkpoints
+from pevdn.experiment.run import Progress, Run
 from pevdn.runtime.host import simulation_for
 
 # One program for each algorithm: what differs below these settings is not compiled in.

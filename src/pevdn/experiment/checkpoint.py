@@ -26,6 +26,7 @@ import orbax.checkpoint as ocp
 from pevdn.agent.learning import Learner
 from pevdn.errors import PevdnError
 from pevdn.experiment.config import Config, fingerprint
+from pevdn.experiment.run import Progress
 from pevdn.runtime.host import HostSimulation
 from pevdn.runtime.simulation import Simulation, State
 
@@ -33,20 +34,6 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life sto
 
 OVERHEAD = 2**20  # bytes of disk, more than orbax's own files take
 SEAL = "seal.sha256"  # the file of a checkpoint that vouches for all others
-
-
-@dataclasses.dataclass
-class Progress:
-    """What the host knows beside the program's state."""
-
-    evaluations: int = 0  # rounds of evaluation made
-    metrics_lines: int = 0  # lines of metrics.jsonl that belong to this state
-    training_seconds: float = 0.0
-    training_steps: int = 0  # steps those seconds went into
-    wall_seconds: float = 0.0
-    budget_spent: bool = False  # no seed can afford another update
-    ledger_line: int = 0  # the last one when this was saved, and its checksum
-    ledger_check: str = ""
 
 
 class _FilesHandler(ocp.CheckpointHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
 
 if TYPE_CHECKING:
+    from pevdn.experiment.checkpoint import Checkpoints
     from pevdn.privacy.ledger import Ledger
 
 
@@ -103,6 +106,20 @@ def resume(
     return run
 
 
+@dataclasses.dataclass
+class Progress:
+    """What the host knows beside the program's state."""
+
+    evaluations: int = 0  # rounds of evaluation made
+    metrics_lines: int = 0  # lines of metrics.jsonl that belong to this state
+    training_seconds: float = 0.0
+    training_steps: int = 0  # steps those seconds went into
+    wall_seconds: float = 0.0
+    budget_spent: bool = False  # no seed can afford another update
+    ledger_line: int = 0  # the last one when this was saved, and its checksum
+    ledger_check: str = ""
+
+
 class _Training:
     """The host's side of a run: calls the compiled program, writes down what comes out."""
 
@@ -110,7 +127,6 @@ class _Training:
         self, run: Run, config: Config, world: Any, observer: Observer, devices: int | str
     ) -> None:
         from pevdn._platform import cache_compilations
-        from pevdn.experiment.checkpoint import Progress
         from pevdn.runtime.devices import Lanes
         from pevdn.runtime.host import simulation_for
 
@@ -120,8 +136,8 @@ class _Training:
         self.lanes = Lanes(devices, config.seeds, observer.note)
         if self.lanes.devices > 1 and config.settings.buffer == "host":
             raise UsageError(
-                f"devices is {devices}, but with buffer=host a run has one; leave --devices out, or "
-                "keep the episodes on the devices."
+                f"devices is {devices}, but a run with buffer=host has one; leave --devices out, "
+                "or keep the episodes on the devices."
             )
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
@@ -132,10 +148,7 @@ class _Training:
         _check_memory(self.simulation, self.lanes.devices)
 
     def go(self, new_noise: bool = False) -> None:
-        from pevdn.experiment.checkpoint import Checkpoints
-
         self._began = time.monotonic()
-        self.checkpoints = Checkpoints(self.run.path, self.config)
         with self._signals():
             self._continue_or_begin(new_noise)
             self._compile()
@@ -145,11 +158,21 @@ class _Training:
 
     # ---- preparation ----------------------------------------------------------------------
 
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        from pevdn.experiment.checkpoint import Checkpoints  # orbax takes a second to import
+
+        return Checkpoints(self.run.path, self.config)
+
+    def _is_new(self) -> bool:
+        """Whether there is no checkpoint to go on from."""
+        return not (self.run.path / "checkpoints").exists() or self.checkpoints.latest is None
+
     def _continue_or_begin(self, new_noise: bool) -> None:
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
-        if self.checkpoints.latest is None:
+        if self._is_new():
             self.state = self.lanes.jit(self.simulation.start, self.seeds)(self.seeds)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
@@ -168,7 +191,7 @@ class _Training:
         from pevdn.privacy.planner import Plan
 
         path, run = self.run.path, configuration.fingerprint(self.config)
-        fresh = self.checkpoints.latest is None and not (path / "metrics.jsonl").exists()
+        fresh = self._is_new() and not (path / "metrics.jsonl").exists()
         if fresh and not Ledger.begun(path):
             plan = Plan.of(self.config, len(self.simulation.team))
             self.ledger = Ledger.begin(path, run, plan.mechanism, self.config.seeds)
@@ -195,10 +218,11 @@ class _Training:
         state = jax.eval_shape(self.simulation.start, self.seeds)
         params = tuple(learner.params for learner in state.learners)
         evaluate = self.lanes.jit(self.simulation.evaluate, params, state.key)
+        lowered = evaluate.lower(params, state.key)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
-            advance = pool.submit(self.simulation.compile, self.seeds, self.lanes.jit)
-            self.evaluate = evaluate.lower(params, state.key).compile()
-            self.advance = advance.result()
+            evaluate = pool.submit(lowered.compile)
+            self.advance = self.simulation.compile(self.seeds, self.lanes.jit)
+            self.evaluate = evaluate.result()
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
 

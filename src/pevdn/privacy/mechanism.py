@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax_privacy.clipping import clipped_fun
-from jax_privacy.noise_addition import gaussian_privatizer
 
 from pevdn.agent.network import Parameters
 
@@ -24,6 +22,8 @@ def clipped_sum(gradients: Parameters, padding: Array, clip_norm: float) -> Para
     `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one episode:
     `clip_norm`, also when a gradient is not finite (it then counts as zero).
     """
+    from jax_privacy.clipping import clipped_fun  # a second, which only private training needs
+
     clip = clipped_fun(lambda one: one, keep_batch_dim=False, l2_clip_norm=clip_norm)
     total: Parameters = clip(gradients, is_padding_example=padding)
     return total
@@ -37,6 +37,8 @@ def noised_mean(
     expected_batch_size: int,
 ) -> Parameters:
     """(Σ + N(0, (noise_multiplier · C)²)) / expected batch size, for one agent."""
+    from jax_privacy.noise_addition import gaussian_privatizer
+
     vector, as_parameters = ravel_pytree(total)
     if noise_multiplier > 0:
         privatizer = gaussian_privatizer(stddev=noise_multiplier * clip_norm, prng_key=key)
