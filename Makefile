@@ -13,7 +13,7 @@ PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.13 python3.12 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow lint format bench docs clean
+.PHONY: help train test test-slow lint format bench guard docs clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -36,8 +36,11 @@ format: $(READY)  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## Measure speed
-	$(BIN)/python benchmarks/bench.py
+bench: $(READY)  ## Measure speed (JSON=1: as one document)
+	$(BIN)/python benchmarks/bench.py $(if $(JSON),--json)
+
+guard: $(READY)  ## Check that no ratio of speeds became worse
+	$(BIN)/python benchmarks/bench.py --guard
 
 docs: $(DOCS)  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -20,7 +20,7 @@ from jax import Array
 
 from pevdn.agent import network
 from pevdn.agent.acting import UNAVAILABLE
-from pevdn.agent.network import Parameters, Trace
+from pevdn.agent.network import Inputs, Parameters, Trace
 from pevdn.agent.replay import Episode
 
 
@@ -47,8 +47,8 @@ def valid(batch: Episode) -> Array:
     return (steps.reshape(-1, *([1] * batch.length.ndim)) < batch.length).astype(jnp.float32)
 
 
-def network_inputs(batch: Episode) -> Array:
-    """What the network was given at each step and after the last, (T + 1, ..., O + A)."""
+def network_inputs(batch: Episode) -> Inputs:
+    """What the network was given at each step and after the last, (T + 1, ...)."""
     before_first = jnp.full_like(batch.actions[:1], -1)
     last_actions = jnp.concatenate([before_first, batch.actions])
     return network.encode(batch.observations, last_actions, batch.available.shape[-1])
@@ -77,7 +77,7 @@ def next_values(q: Array, q_target: Array, batch: Episode, double_q: bool) -> Ar
 class Memo(NamedTuple):
     """What an agent keeps between sending its message and hearing the sum."""
 
-    inputs: Array
+    inputs: Inputs
     trace: Trace
 
 

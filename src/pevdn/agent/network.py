@@ -57,12 +57,16 @@ def initial_memory(params: Parameters, *batch: int) -> Array:
     return jnp.zeros((*batch, params.candidate_bias.shape[-1]))
 
 
-def encode(observation: Array, last_action: Array, n_actions: int) -> Array:
-    """The network's input (..., O + A): what is seen, and what was done last.
+class Inputs(NamedTuple):
+    """What the network is given, in two arrays: joined, they would be copied at every use."""
 
-    `last_action` is −1 before the first action, which one-hot encodes to zeros.
-    """
-    return jnp.concatenate([observation, jax.nn.one_hot(last_action, n_actions)], axis=-1)
+    seen: Array  # (..., O)
+    done: Array  # (..., A) the last action, one-hot
+
+
+def encode(observation: Array, last_action: Array, n_actions: int) -> Inputs:
+    """`last_action` is −1 before the first action, which one-hot encodes to zeros."""
+    return Inputs(observation, jax.nn.one_hot(last_action, n_actions))
 
 
 def step(
@@ -86,8 +90,8 @@ class Trace(NamedTuple):
     memories: Array  # (T, ..., H) after each step
 
 
-def unroll(params: Parameters, inputs: Array) -> tuple[Array, Trace]:
-    """Q-values (T, ..., A) along whole episodes of inputs (T, ..., O + A)."""
+def unroll(params: Parameters, inputs: Inputs) -> tuple[Array, Trace]:
+    """Q-values (T, ..., A) along whole episodes of inputs (T, ...)."""
     features, gates = _input_gates(params, inputs)
 
     def body(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -96,13 +100,13 @@ def unroll(params: Parameters, inputs: Array) -> tuple[Array, Trace]:
         return memory, _put(t, memories, memory)
 
     start = (jnp.zeros_like(features[0]), jnp.zeros_like(features))
-    _, memories = jax.lax.fori_loop(0, inputs.shape[0], body, start)
+    _, memories = jax.lax.fori_loop(0, features.shape[0], body, start)
     q = memories @ params.output_weight + params.output_bias
     return q, Trace(features, gates, memories)
 
 
 def gradient(
-    params: Parameters, inputs: Array, trace: Trace, q_bar: Array, *, by_episode: bool = False
+    params: Parameters, inputs: Inputs, trace: Trace, q_bar: Array, *, by_episode: bool = False
 ) -> Parameters:
     """What q_bar (T, ..., A), the derivative by the Q-values, makes of the parameters.
 
@@ -119,7 +123,7 @@ def gradient(
     to_reset, to_update, to_recalled = (w.T for w in _thirds(params.recurrent_weight))
 
     moved = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
-    last = inputs.shape[0] - 1
+    last = features.shape[0] - 1
 
     def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         later, bars = carry
@@ -147,7 +151,7 @@ def gradient(
         return right.sum(0) if by_episode else right.reshape(-1, right.shape[-1]).sum(0)
 
     return Parameters(
-        input_weight=weight(inputs, features_bar),
+        input_weight=jnp.concatenate([weight(x, features_bar) for x in inputs], axis=-2),
         input_bias=bias(features_bar),
         gates_weight=weight(features, gates_bar),
         gates_bias=bias(gates_bar),
@@ -159,12 +163,12 @@ def gradient(
 
 
 @jax.custom_vjp
-def values(params: Parameters, inputs: Array) -> Array:
+def values(params: Parameters, inputs: Inputs) -> Array:
     """The Q-values of `unroll`, for whoever differentiates a loss of them by the parameters."""
     return unroll(params, inputs)[0]
 
 
-def _values_forward(params: Parameters, inputs: Array) -> tuple[Array, Any]:
+def _values_forward(params: Parameters, inputs: Inputs) -> tuple[Array, Any]:
     q, trace = unroll(params, inputs)
     return q, (params, inputs, trace)
 
@@ -190,9 +194,10 @@ def _thirds(x: Array) -> Gates:
     return reset, update, candidate
 
 
-def _input_gates(params: Parameters, inputs: Array) -> tuple[Array, Gates]:
+def _input_gates(params: Parameters, inputs: Inputs) -> tuple[Array, Gates]:
     """Features (..., H), and what they add to the GRU's three gates."""
-    features = jax.nn.relu(inputs @ params.input_weight + params.input_bias)
+    by_seen, by_done = jnp.split(params.input_weight, [inputs.seen.shape[-1]])
+    features = jax.nn.relu(inputs.seen @ by_seen + inputs.done @ by_done + params.input_bias)
     weights, biases = _thirds(params.gates_weight), _thirds(params.gates_bias)
     reset, update, candidate = (features @ w + b for w, b in zip(weights, biases, strict=True))
     return features, (reset, update, candidate)
