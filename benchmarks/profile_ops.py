@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pevdn  # noqa: F401, I001  (before JAX: it sets the XLA flags)
 import jax
 import jax.numpy as jnp
 
+import pevdn  # noqa: F401  (sets the XLA flags)
 from pevdn import worlds
 from pevdn.experiment import config
 from pevdn.runtime.devices import Lanes
