@@ -37,6 +37,7 @@ REFUSED = {
     "3": "seeds is 4, which 3 devices cannot share evenly; train a multiple of 3 seeds, or set "
     "devices to 2.",
     "5": "devices is 5, but JAX finds 4 here",
+    "2 --buffer host": "devices is 2, but a run with buffer=host has one",
 }
 
 
@@ -113,7 +114,7 @@ def on_four_devices(folder: Path) -> dict[str, Any]:
     seen["same devices"] = cli("resume", path, "--devices", 4, "--json")
 
     words = train_arguments("pe-vdn-c", folder / "refused", seeds=SEEDS)
-    seen["refused"] = {devices: cli(*words, "--devices", devices) for devices in REFUSED}
+    seen["refused"] = {how: cli(*words, "--devices", *how.split()) for how in REFUSED}
     notes: list[str] = []
     seen["six seeds"] = [Lanes("all", 6, notes.append).devices, *notes]
     return seen

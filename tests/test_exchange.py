@@ -187,7 +187,9 @@ def test_every_slot_is_drawn_equally_often():
 
 def test_poisson_takes_each_filled_slot_independently_at_the_rate():
     draw = jax.vmap(lambda key: indices.poisson(key, 60, 64, 0.25))
-    sampled = np.asarray(draw(jax.random.split(KEY, 20_000)))
+    slots = np.asarray(draw(jax.random.split(KEY, 20_000)))
+    sampled = slots != 64  # the scratch slot stands for "not sampled"
+    assert np.all(slots[sampled] == np.nonzero(sampled)[1])
     assert not sampled[:, 60:].any()
     z = (sampled[:, :60].mean(0) - 0.25) / np.sqrt(0.25 * 0.75 / 20_000)
     assert np.abs(z).max() < 5.5
@@ -195,11 +197,13 @@ def test_poisson_takes_each_filled_slot_independently_at_the_rate():
     assert np.abs(pairs).max() * np.sqrt(20_000) < 5.5  # 1770 pairs: error rate below 1e-4
 
 
-@given(st.integers(0, 2**31), st.floats(0.0, 1.0), st.integers(1, 12))
-def test_the_parts_of_a_sample_hold_every_sampled_episode_exactly_once(seed, rate, size):
-    sampled = np.random.default_rng(seed).random(40) < rate
-    parts = -(-int(sampled.sum()) // size)
-    seen = [np.asarray(indices.padded(jnp.asarray(sampled), size, k)) for k in range(parts + 1)]
-    everything = np.concatenate(seen)
-    assert sorted(everything[everything < 40]) == list(np.flatnonzero(sampled))
-    assert np.all(seen[-1] == 40)  # one part more holds only padding
+@given(st.integers(0, 2**31), st.floats(0.0, 1.0))
+def test_a_sample_in_order_of_length_holds_every_sampled_episode_exactly_once(seed, rate):
+    rng = np.random.default_rng(seed)
+    slots = np.where(rng.random(40) < rate, np.arange(40), 40)
+    lengths = rng.integers(0, 9, 41)  # also one for the scratch slot, which must not count
+    ordered = np.asarray(indices.longest_first(jnp.asarray(slots), jnp.asarray(lengths)))
+    assert sorted(ordered) == sorted(slots)
+    n = np.sum(slots < 40)
+    assert np.all(ordered[n:] == 40)
+    assert np.all(np.diff(lengths[ordered[:n]]) <= 0)

@@ -33,6 +33,7 @@ from pevdn.errors import PevdnError
 from pevdn.experiment import config, run
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.run import Run
+from pevdn.runtime.devices import Lanes
 from pevdn.runtime.host import HostSimulation
 from pevdn.runtime.simulation import Simulation
 from pevdn.worlds.base import AgentSpec, Step
@@ -203,8 +204,9 @@ def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None
     wanted = config.make(name, seeds=2, settings=settings)
     seeds, arguments = jnp.arange(2), (jnp.int32(900), jnp.int32(30), jnp.full(2, 60, jnp.int32))
     device, host = Simulation(Walk(), wanted), HostSimulation(Walk(), wanted)
-    there = device.compile(seeds)(jax.jit(device.start)(seeds), *arguments)
-    here = host.compile(seeds)(jax.jit(host.start)(seeds), *arguments)
+    jit = Lanes(1, 2, print).jit
+    there = device.compile(seeds, jit)(jax.jit(device.start)(seeds), *arguments)
+    here = host.compile(seeds, jit)(jax.jit(host.start)(seeds), *arguments)
     assert np.all(there.updates > 20) and np.all(there.episodes > 40)
     for field in ("env_steps", "episodes", "updates", "stored_at", "exposure", "exhausted"):
         assert np.array_equal(getattr(here, field), getattr(there, field)), field

@@ -137,6 +137,20 @@ def test_building_a_world_prints_nothing_and_leaves_a_notebooks_output_alone() -
     assert "ubmodule" not in done.stderr
 
 
+def test_smax_comes_without_the_other_worlds_of_jaxmarl_and_leaves_it_whole() -> None:
+    program = (
+        "import sys; from pevdn import worlds; world = worlds.make('smax-sc2:3m'); "
+        "print([name for name in sys.modules if 'storm' in name or 'jaxnav' in name]); "
+        "import jaxmarl; from jaxmarl.environments.smax import HeuristicEnemySMAX; "
+        "print('jaxmarl.environments.storm' in sys.modules, type(world._env) is HeuristicEnemySMAX)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[]"
+    assert lines[-1] == "True True"
+
+
 def test_the_table_of_maps_is_jaxmarls() -> None:
     worlds.make("smax:3m")  # imports JaxMARL without its greeting
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
