@@ -245,7 +245,7 @@ def train(arguments: list[str], cache: str) -> dict[str, Any]:
             assert process.stderr is not None
             assert process.stdout is not None
             for line in process.stderr:
-                if not first and " of " in line:
+                if not first and "win rate" in line:  # of the evaluation before the first step
                     first = time.monotonic() - began
             summary: dict[str, Any] = json.loads(process.stdout.read())
     return {**summary, "first": first}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -463,14 +463,19 @@ def digest(state: Any) -> str:
 
 def evaluation_keys(seeds: Any, number: int) -> Any:
     """Keys (S,) of one evaluation; they depend on the seed and the evaluation's number alone."""
+    return _evaluation_keys()(seeds, number)
+
+
+@cache
+def _evaluation_keys() -> Any:
     import jax
 
     branch = 0x65766C  # apart from everything that training derives from the seed
 
-    def key(seed: Any) -> Any:
+    def key(seed: Any, number: Any) -> Any:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), branch), number)
 
-    return jax.vmap(key)(seeds)
+    return jax.jit(jax.vmap(key, (0, None)))
 
 
 def mean_of_seeds(lines: list[dict[str, Any]]) -> dict[str, float]:

@@ -139,7 +139,9 @@ class SmaxWorld:
 
 def starcraft_rules() -> dict[str, Any]:
     """What JaxMARL's SMAX is told to play by StarCraft II's rules."""
-    figures = UnitFigures(*jnp.array(list(STARCRAFT_UNITS.values())).T)  # each (kinds of units,)
+    columns = zip(*STARCRAFT_UNITS.values(), strict=True)
+    arrays: Any = [jnp.asarray(column, jnp.float32) for column in columns]
+    figures = UnitFigures(*arrays)  # each (kinds of units,)
     return {
         "unit_type_velocities": figures.speed,
         "unit_type_attacks": figures.damage,
