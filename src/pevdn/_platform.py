@@ -34,7 +34,7 @@ def use_one_thread_on_few_cores() -> None:
     """Keep XLA from sharing its small products between two cores, which often are one.
 
     It reads NPROC when JAX first touches a device. On the machine of docs/performance.md training
-    is 1.3 × as fast with one thread as with two. A number that the user has set stays.
+    is 1.1 to 1.4 × as fast with one thread as with two. A number that the user has set stays.
     """
     if (os.cpu_count() or 1) <= 2:
         os.environ.setdefault("NPROC", "1")

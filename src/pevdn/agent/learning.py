@@ -87,7 +87,7 @@ def message(
     """m_i (T, ...), and what turns the team error into a gradient later."""
     inputs = network_inputs(batch)
     both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
-    (q, q_target), traces = jax.vmap(network.unroll, (0, None))(both, inputs)  # in one scan
+    (q, q_target), traces = jax.vmap(network.unroll, (0, None))(both, inputs)  # in one loop
     m = gamma * next_values(q, q_target, batch, double_q) - of_taken(q[:-1], batch)  # eq. (8)
     return m * valid(batch), Memo(inputs, jax.tree.map(lambda x: x[0], traces))
 
