@@ -295,7 +295,7 @@ def guard() -> list[Row]:
     def measured() -> list[Row]:
         rows = {row.name: row for row in ratios(12.0)}
         return [
-            rows[name]._replace(at_least=None, at_most=None, aim=None, **{which: limit})
+            rows[name]._replace(**{"at_least": None, "at_most": None, "aim": None, which: limit})
             for name, (which, limit) in GUARDED.items()
         ]
 
