@@ -37,6 +37,7 @@ def main() -> None:
     state, limit = jax.jit(sim.start)(seeds), jnp.array([config.MOST], jnp.int32)
     blocks = 2 + wanted.learning_starts // sim.block
     state = advance(state, jnp.int32(config.MOST), jnp.int32(blocks), limit)
+    jax.block_until_ready(state)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(advance(state, jnp.int32(config.MOST), jnp.int32(1), limit))
