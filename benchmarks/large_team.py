@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/large_team.py [EPISODES] [--long]
 
-Plays so many episodes (96) of smax-sc2:27m_vs_30m with a random team, fills the other slots with copies
-that take memory of their own, and then trains for a block of eight episodes and eight updates. With
---long every episode is made 180 steps long, the limit: its observations forwards and backwards.
+Plays so many episodes (96) of smax-sc2:27m_vs_30m with a random team, fills the other slots with
+copies that take memory of their own, and then trains for a block of eight episodes and eight
+updates. With --long every episode is made 180 steps long, the limit: its observations forwards
+and backwards.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MANY = jnp.int32(config.MOST)
 
 
 def lengthen(sim: HostSimulation, played: int) -> None:
-    """Make the played episodes as long as the world allows: to and fro in what was seen and open."""
+    """Make the played episodes as long as the world allows, to and fro in what was seen."""
     T, spec = sim.world.max_steps, sim.world.agents[0]
     for rows in sim.replays.values():
         for slot in range(played):
@@ -79,7 +80,7 @@ def main() -> None:
     print(
         f"{size:,} episodes of {lengths.mean():.0f} steps on average ({played} played), "
         f"{sim.host_bytes / size:,.0f} bytes each, {sim.host_bytes / 2**30:.2f} GiB in all; "
-        f"{int(state.updates[0])} updates; peak of the process {peak_memory_bytes() / 2**30:.2f} GiB"
+        f"{int(state.updates[0])} updates; peak {peak_memory_bytes() / 2**30:.2f} GiB"
     )
 
 
