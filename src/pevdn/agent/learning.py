@@ -11,16 +11,17 @@ a minibatch of B episodes (T, B, ...). Every function takes either.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pevdn.agent import network
+from pevdn.agent import network, networks
 from pevdn.agent.acting import UNAVAILABLE
-from pevdn.agent.network import Inputs, Parameters, Trace
+from pevdn.agent.network import Inputs
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 
 
@@ -31,14 +32,12 @@ class Learner(NamedTuple):
     target: Parameters  # θ_i⁻
     optimiser: optax.OptState
     anchor: Parameters  # the best model so far, if the team keeps one
+    average: Parameters  # of θ_i over past updates; θ_i itself, if none is kept
 
 
-def begin(
-    key: Array, sizes: tuple[int, int, int], optimiser: optax.GradientTransformation
-) -> Learner:
-    """A fresh agent; `sizes` are its observation, action and hidden sizes."""
-    params = network.initialise(key, *sizes)
-    return Learner(params, params, optimiser.init(params), params)
+def begin(params: Parameters, optimiser: optax.GradientTransformation) -> Learner:
+    """A fresh agent."""
+    return Learner(params, params, optimiser.init(params), params, params)
 
 
 def valid(batch: Episode) -> Array:
@@ -78,36 +77,73 @@ class Memo(NamedTuple):
     """What an agent keeps between sending its message and hearing the sum."""
 
     inputs: Inputs
-    trace: Trace
+    trace: Any
+
+
+def later(x: Array, rate: float) -> Array:
+    """Σ_{k ≥ 1} rate^k · x_{t + k} for every step t of x (T, ...)."""
+    ahead = jnp.arange(x.shape[0])[None, :] - jnp.arange(x.shape[0])[:, None]
+    weights = jnp.where(ahead > 0, rate ** jnp.maximum(ahead, 0).astype(jnp.float32), 0.0)
+    return jnp.tensordot(weights, x, axes=1)
+
+
+def returns_of_values(after: Array, batch: Episode, gamma: float, lam: float) -> Array:
+    """What the values after each step (T, ...) add to the λ-return of that step.
+
+    With λ = `lam` of 0 it is γ · `after`. The λ-return is linear in rewards and values, so that
+    each agent can form its part by itself: there still is one number to a step.
+    """
+    if lam == 0:
+        return gamma * after
+    before = jnp.concatenate([jnp.zeros_like(after[:1]), after[:-1]])
+    return gamma * after + later((gamma * after - before) * valid(batch), gamma * lam)
 
 
 def message(
-    params: Parameters, target: Parameters, batch: Episode, gamma: float, double_q: bool
+    params: Parameters,
+    target: Parameters,
+    batch: Episode,
+    gamma: float,
+    double_q: bool,
+    lam: float = 0.0,
 ) -> tuple[Array, Memo]:
     """m_i (T, ...), and what turns the team error into a gradient later."""
     inputs = network_inputs(batch)
     both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
-    (q, q_target), traces = jax.vmap(network.unroll, (0, None))(both, inputs)  # in one loop
-    m = gamma * next_values(q, q_target, batch, double_q) - of_taken(q[:-1], batch)  # eq. (8)
+    unroll = networks.of(params).unroll
+    (q, q_target), traces = jax.vmap(unroll, (0, None))(both, inputs)  # in one loop
+    after = next_values(q, q_target, batch, double_q)
+    m = returns_of_values(after, batch, gamma, lam) - of_taken(q[:-1], batch)  # eq. (8)
     return m * valid(batch), Memo(inputs, jax.tree.map(lambda x: x[0], traces))
 
 
-def team_error(total: Array, batch: Episode) -> Array:
-    """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages."""
-    return (batch.rewards + total) * valid(batch)
+def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
+    """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages.
+
+    With λ-returns r is the sum of this and all later rewards, discounted at `rate` = γλ.
+    """
+    rewards = batch.rewards + later(batch.rewards, rate) if rate else batch.rewards
+    return (rewards + total) * valid(batch)
 
 
 def local_gradient(
-    params: Parameters, memo: Memo, total: Array, batch: Episode, *, by_episode: bool = False
+    params: Parameters,
+    memo: Memo,
+    total: Array,
+    batch: Episode,
+    rate: float = 0.0,
+    *,
+    by_episode: bool = False,
 ) -> Parameters:
     """−2 · A · ∂Q_i/∂θ_i: averaged along each episode, and summed over the episodes of the batch.
 
     With `by_episode` each episode's by itself, which DP-SGD clips before they are summed.
     """
-    q_bar = -2.0 * team_error(total, batch) / jnp.maximum(batch.length, 1)
+    q_bar = -2.0 * team_error(total, batch, rate) / jnp.maximum(batch.length, 1)
     q_bar = q_bar[..., None] * jax.nn.one_hot(batch.actions, batch.available.shape[-1])
     q_bar = jnp.concatenate([q_bar, jnp.zeros_like(q_bar[:1])])  # nothing was done after the last
-    return network.gradient(params, *memo, q_bar, by_episode=by_episode)
+    found: Parameters = networks.of(params).gradient(params, *memo, q_bar, by_episode=by_episode)
+    return found
 
 
 def pull_to_anchor(gradient: Parameters, learner: Learner, strength: Array) -> Parameters:
@@ -117,14 +153,29 @@ def pull_to_anchor(gradient: Parameters, learner: Learner, strength: Array) -> P
     )
 
 
-def improve(
-    learner: Learner, gradient: Parameters, optimiser: optax.GradientTransformation, rate: Array
-) -> Learner:
-    """One optimiser step, then move the target network `rate` of the way to the new parameters.
+class Rates(NamedTuple):
+    """How far an update moves what an agent has."""
 
-    A rate of 1 is a hard update, 0 leaves the target as it was.
-    """
+    step: Array  # of the optimiser's step size
+    target: Array  # of the way to the new parameters; 1 is a hard update
+    average: Array  # of the way to the new parameters
+
+
+def improve(
+    learner: Learner, gradient: Parameters, optimiser: optax.GradientTransformation, rates: Rates
+) -> Learner:
+    """One optimiser step; target network and average then follow the new parameters."""
     updates, state = optimiser.update(gradient, learner.optimiser, learner.params)
+    updates = jax.tree.map(lambda u: rates.step * u, updates)
     params: Parameters = optax.apply_updates(learner.params, updates)
-    target = jax.tree.map(lambda t, p: t + rate * (p - t), learner.target, params)
-    return learner._replace(params=params, target=target, optimiser=state)
+
+    def follow(old: Parameters, rate: Array) -> Parameters:
+        moved: Parameters = jax.tree.map(lambda x, p: x + rate * (p - x), old, params)
+        return moved
+
+    return learner._replace(
+        params=params,
+        target=follow(learner.target, rates.target),
+        optimiser=state,
+        average=follow(learner.average, rates.average),
+    )

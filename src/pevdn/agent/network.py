@@ -57,6 +57,12 @@ def initial_memory(params: Parameters, *batch: int) -> Array:
     return jnp.zeros((*batch, params.candidate_bias.shape[-1]))
 
 
+def sizes(params: Parameters) -> tuple[int, int]:
+    """Of an observation, and the number of actions."""
+    n_actions = params.output_bias.shape[-1]
+    return params.input_weight.shape[-2] - n_actions, n_actions
+
+
 class Inputs(NamedTuple):
     """What the network is given, in two arrays: joined, they would be copied at every use."""
 

@@ -14,7 +14,7 @@ def main(
     run: Annotated[Path, typer.Argument(help="The directory of the run.")],
     episodes: Annotated[int, typer.Option(help="Greedy episodes per seed.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of the episodes played.")] = 0,
-    model: Annotated[str, typer.Option(help="best, running or anchor.")] = "best",
+    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
     as_json: Json = False,
 ) -> None:
     """Play greedy episodes with what a run has learnt so far."""

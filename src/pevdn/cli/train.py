@@ -55,11 +55,10 @@ def show(run: Any, as_json: bool) -> None:
         print_json({**summary, "run": str(run.path)})
         return
     from pevdn.experiment.figures import mean_curve, text_curve
-    from pevdn.experiment.report import describe
+    from pevdn.experiment.report import MODELS, column, describe, released
 
-    name = "win_rate_anchor" if summary.get("anchored_seeds") else "win_rate"
-    model = "anchor model" if name == "win_rate_anchor" else "running model"
-    typer.echo(f"\nwin rate of the {model}")
-    typer.echo(text_curve(mean_curve(run.metrics, name)))
+    model = released(summary)
+    typer.echo(f"\nwin rate of the {MODELS[model]}")
+    typer.echo(text_curve(mean_curve(run.metrics, column("win_rate", model))))
     typer.echo("\n" + describe(summary))
     typer.echo(f"\npicture  {run.path / 'curve.png'}\nrun      {run.path}")

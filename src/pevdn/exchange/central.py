@@ -12,9 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pevdn.agent import network
-from pevdn.agent.learning import network_inputs, next_values, of_taken, valid
-from pevdn.agent.network import Parameters
+from pevdn.agent import networks
+from pevdn.agent.learning import (
+    network_inputs,
+    next_values,
+    of_taken,
+    returns_of_values,
+    team_error,
+)
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 
 
@@ -24,6 +30,7 @@ def team_loss(
     batches: Sequence[Episode],
     gamma: float,
     double_q: bool,
+    lam: float = 0.0,
 ) -> Array:
     """eq. (6): (r + Σ_i (γ max Q_i⁻ − Q_i))², averaged along each episode, summed over the batch.
 
@@ -33,16 +40,17 @@ def team_loss(
 
     def temporal_difference(theta: Parameters, target: Parameters, batch: Episode) -> Array:
         inputs = network_inputs(batch)
-        q, q_target = network.values(theta, inputs), network.values(target, inputs)
-        best = next_values(q, q_target, batch, double_q)
-        return gamma * jax.lax.stop_gradient(best) - of_taken(q[:-1], batch)
+        values = networks.of(theta).values
+        q, q_target = values(theta, inputs), values(target, inputs)
+        best = jax.lax.stop_gradient(next_values(q, q_target, batch, double_q))
+        return returns_of_values(best, batch, gamma, lam) - of_taken(q[:-1], batch)
 
     differences = [
         jax.vmap(temporal_difference)(*of_kind).sum(0)
         for of_kind in zip(params, targets, batches, strict=True)
     ]
     shared: Episode = jax.tree.map(lambda x: x[0], batches[0])  # reward and length are the team's
-    error = (shared.rewards + sum(differences)) * valid(shared)
+    error = team_error(sum(differences, jnp.zeros(())), shared, gamma * lam)
     return jnp.sum(error**2 / jnp.maximum(shared.length, 1))
 
 

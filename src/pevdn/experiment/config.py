@@ -81,7 +81,24 @@ class Settings:
     )
     target_rate: float = _setting(0.005, "soft: fraction moved at each update", 0.0, 1.0)
     target_every: int = _setting(200, "hard: updates from one copy to the next", 1)
-    hidden_size: int = _setting(64, "units of the recurrent layer", 1)
+    return_lambda: float = _setting(
+        0.0, "λ of the returns that values are fitted to; 0: the next value alone", 0.0, 1.0
+    )
+    learning_rate_end: float = _setting(
+        1.0, "fraction of learning_rate that is left after learning_rate_steps", 0.0, 1.0
+    )
+    learning_rate_steps: int = _setting(
+        400_000, "environment steps over which learning_rate falls, in a line", 1
+    )
+    average_decay: float = _setting(
+        0.0, "weight of the past in the average of parameters at an update; 0: none kept", 0.0, 1.0
+    )
+    network: str = _setting(
+        "recurrent",
+        "recurrent: a GRU; entities: feed-forward, like things share an encoder",
+        choices=("recurrent", "entities"),
+    )
+    hidden_size: int = _setting(64, "units of the recurrent layer, or of every layer", 1)
     # acting
     exploration_start: float = _setting(1.0, "ε of ε-greedy at the first step", 0.0, 1.0)
     exploration_end: float = _setting(0.05, "ε at the end of exploration_steps and after", 0.0, 1.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pevdn.experiment.report import by_seed
+from pevdn.experiment.report import MODELS, by_seed, column
 
 if TYPE_CHECKING:
     from pevdn.experiment.directory import Run
@@ -42,10 +42,11 @@ def draw_curve(run: Run) -> Path:
             alpha=0.25,
             linewidth=1,
         )
-    axes.plot(*zip(*mean_curve(lines, "win_rate"), strict=True), color="C0", label="running model")
-    anchor = mean_curve(lines, "win_rate_anchor")
-    if anchor:
-        axes.plot(*zip(*anchor, strict=True), color="C3", label="anchor model")
+    colours = {"": "C0", "anchor": "C3", "average": "C2"}
+    for model, colour in colours.items():
+        if mean := mean_curve(lines, column("win_rate", model)):
+            axes.plot(*zip(*mean, strict=True), color=colour, label=MODELS[model])
+    if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(frameon=False)
     title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
     if config.private:
@@ -68,8 +69,8 @@ def text_curve(points: Series, width: int = 60, height: int = 8) -> str:
     for steps, value in points:
         columns[min(width - 1, int(steps / end * width))].append(value)
     heights, last = [], 0.0
-    for column in columns:
-        last = sum(column) / len(column) if column else last
+    for values in columns:
+        last = sum(values) / len(values) if values else last
         heights.append(round(last * height * 8))
     blocks = " ▁▂▃▄▅▆▇█"
     rows = []

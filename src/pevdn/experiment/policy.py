@@ -22,14 +22,14 @@ class AgentPolicy:
     def __init__(self, params: Any) -> None:
         import jax
 
-        from pevdn.agent import acting, network
+        from pevdn.agent import acting, networks
 
         self.params = params
-        self.n_actions: int = params.output_bias.shape[-1]
-        self.observation_size: int = params.input_weight.shape[-2] - self.n_actions
+        self._network = networks.of(params)
+        self.observation_size, self.n_actions = self._network.sizes(params)
 
         def act(params: Any, memory: Any, seen: Any, last: Any, open_: Any) -> Any:
-            memory, q = network.step(params, memory, seen, last)
+            memory, q = self._network.step(params, memory, seen, last)
             return memory, q, acting.greedy(q, open_)
 
         self._act = jax.jit(act)
@@ -37,9 +37,7 @@ class AgentPolicy:
 
     def reset(self) -> None:
         """Forget; call it when an episode starts."""
-        from pevdn.agent import network
-
-        self._memory = network.initial_memory(self.params)
+        self._memory = self._network.initial_memory(self.params)
         self._last = -1
 
     def act(self, observation: Any, available: Any = None) -> int:
@@ -94,7 +92,8 @@ class Policy:
 def load(run: Run | str | Path, *, seed: int | None = None, model: str = "best") -> Policy:
     """The trained team of a run, of its first seed unless told otherwise.
 
-    `model` is `running` (the newest parameters), `anchor`, or `best`: the anchor if there is one.
+    `model` is `running` (the newest parameters), `average`, `anchor`, or `best`: the average if
+    one is kept, else the anchor if there is one.
     """
     import jax
 
@@ -121,16 +120,23 @@ def team_parameters(run: Run | str | Path, model: str) -> tuple[tuple[Any, ...],
 
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
-    if model not in ("best", "running", "anchor"):
-        raise UsageError(f"model is '{model}', but must be 'best', 'running' or 'anchor'.")
-    if model == "anchor" and not config.settings.anchor:
-        raise UsageError(f"{run.path} was trained without an anchor; use model 'running'.")
+    if model not in ("best", "running", "average", "anchor"):
+        raise UsageError(
+            f"model is '{model}', but must be 'best', 'running', 'average' or 'anchor'."
+        )
+    kept = {"anchor": config.settings.anchor, "average": bool(config.settings.average_decay)}
+    if not kept.get(model, True):
+        raise UsageError(f"{run.path} was trained without an {model}; use model 'running'.")
+    if model == "best" and kept["average"]:
+        model = "average"
     simulation = Simulation(worlds.make(config.env), config)
     checkpoints = Checkpoints(run.path, config, read_only=True)
     learners, anchored = checkpoints.restore_learners(simulation)
     checkpoints.close()
     if model == "anchor" and not anchored.all():
         raise UsageError(f"not every seed of {run.path} has reached an anchor; use model 'best'.")
+    if model == "average":
+        return tuple(x.average for x in learners), simulation.team
     keep_anchor = anchored & (model != "running")
     params = tuple(where_lane(keep_anchor, x.anchor, x.params) for x in learners)
     return params, simulation.team

@@ -36,8 +36,9 @@ def _figures(evaluated: dict[str, float] | None) -> str:
     if evaluated is None:
         return ""
     text = f"win rate {evaluated['win_rate']:.2f}"
-    if evaluated.get("win_rate_anchor") is not None:
-        text += f" (anchor {evaluated['win_rate_anchor']:.2f})"
+    for model in ("anchor", "average"):
+        if evaluated.get(f"win_rate_{model}") is not None:
+            text += f" ({model} {evaluated[f'win_rate_{model}']:.2f})"
     if "epsilon_team" in evaluated:
         agent, team = evaluated["epsilon_agent"], evaluated["epsilon_team"]
         text += f" · ε agent {agent:.2f} team {team:.2f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pevdn import __version__
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from pevdn.experiment.directory import Run
 
 WINDOW = 100_000  # the final figures are means over the last so many steps
+MODELS = {"average": "averaged model", "anchor": "anchor model", "": "running model"}
+
+
+def released(names: Collection[str]) -> str:
+    """Which model a team would be sent out with: the first of MODELS that has a win rate."""
+    return next(model for model in MODELS if column("win_rate", model) in names)
+
+
+def column(name: str, model: str) -> str:
+    """What a figure of a model is called in metrics.jsonl and summary.json."""
+    return f"{name}_{model}" if model else name
 
 
 def guarantee(config: Config) -> str:
@@ -87,14 +98,20 @@ def summarise(
         "episodes": sum(line["episodes"] for line in last),
         "updates": sum(line["updates"] for line in last),
     }
-    if config.settings.anchor:
-        anchors = [
-            v for lines in seeds.values() if (v := late_mean(lines, "win_rate_anchor")) is not None
-        ]
-        finals = [line["win_rate_anchor"] or 0.0 for line in last]
-        summary["win_rate_anchor"] = sum(finals) / len(finals)
-        summary["late_win_rate_anchor"] = sum(anchors) / len(seeds)
-        summary["anchored_seeds"] = len(anchors)
+    for model in filter(None, MODELS):
+        name = f"win_rate_{model}"
+        if name not in last[0]:
+            continue
+        found = [v for lines in seeds.values() if (v := late_mean(lines, name)) is not None]
+        if model == "anchor":
+            summary["anchored_seeds"] = len(found)
+        if found:
+            late = found + [0.0] * (len(seeds) - len(found))  # without an anchor nothing is won
+            mean, half = confidence(late)
+            summary[name] = sum(line[name] or 0.0 for line in last) / len(last)
+            summary[f"late_{name}"] = mean
+            summary[f"late_{name}_half_width_95"] = half
+            summary[f"late_{name}_by_seed"] = late
     if config.private:
         for name in ("epsilon_agent", "epsilon_team"):
             summary[name] = max(line[name] for line in last)
@@ -125,17 +142,16 @@ def summarise(
 
 def describe(summary: dict[str, Any]) -> str:
     """The summary in a few lines for a person."""
-    half = summary["late_win_rate_half_width_95"]
-    spread = f" ± {half:.3f} (95 %, {len(summary['seeds'])} seeds)" if half is not None else ""
-    lines = [
-        f"win rate {summary['win_rate']:.3f} at the end; {summary['late_win_rate']:.3f}{spread} "
-        f"over the last {summary['late_window_steps']:,} steps"
-    ]
-    if summary.get("anchored_seeds"):
+    lines = []
+    for label, model in (("win rate", ""), ("average", "average"), ("anchor", "anchor")):
+        name = column("win_rate", model)
+        if name not in summary:
+            continue
+        half = summary[f"late_{name}_half_width_95"]
+        spread = f" ± {half:.3f} (95 %, {len(summary['seeds'])} seeds)" if half is not None else ""
         lines.append(
-            f"anchor   {summary['win_rate_anchor']:.3f} at the end; "
-            f"{summary['late_win_rate_anchor']:.3f} over the last "
-            f"{summary['late_window_steps']:,} steps"
+            f"{label:8} {summary[name]:.3f} at the end; {summary[f'late_{name}']:.3f}{spread} "
+            f"over the last {summary['late_window_steps']:,} steps"
         )
     if "epsilon_team" in summary:
         lines.append(

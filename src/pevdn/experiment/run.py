@@ -307,13 +307,15 @@ class _Training:
 
         def score(which: str, salt: int) -> Any:
             params = tuple(getattr(learner, which) for learner in self.state.learners)
-            return self.evaluate(params, evaluation_keys(self.seeds, 2 * number + salt))
+            return self.evaluate(params, evaluation_keys(self.seeds, 3 * number + salt))
 
-        running = score("params", 0)
-        anchor = None
-        if self.config.settings.anchor:
+        running, s = score("params", 0), self.config.settings
+        others = {}
+        if s.anchor:
             self.state = self.keep_anchor(self.state, running.win_rate)
-            anchor = score("anchor", 1)
+            others["anchor"] = score("anchor", 1)
+        if s.average_decay:
+            others["average"] = score("average", 2)
         state = jax.device_get(self.state._replace(learners=(), replays=(), key=jnp.zeros(())))
         lines, spent = [], self.ledger.spent() if self.ledger is not None else []
         for lane in range(self.config.seeds):
@@ -326,10 +328,10 @@ class _Training:
                 "return": float(running.total_reward[lane]),
                 "episode_length": float(running.length[lane]),
             }
-            if anchor is not None:
-                has = bool(state.anchored[lane])
-                line["win_rate_anchor"] = float(anchor.win_rate[lane]) if has else None
-                line["return_anchor"] = float(anchor.total_reward[lane]) if has else None
+            for name, found in others.items():
+                has = name != "anchor" or bool(state.anchored[lane])
+                line[f"win_rate_{name}"] = float(found.win_rate[lane]) if has else None
+                line[f"return_{name}"] = float(found.total_reward[lane]) if has else None
             if spent:
                 line |= spent[lane]._asdict()
             lines.append(line)

@@ -32,8 +32,8 @@ from jax.flatten_util import ravel_pytree
 
 from pevdn import worlds
 from pevdn._platform import cache_compilations
-from pevdn.agent import learning, network, replay
-from pevdn.agent.network import Parameters
+from pevdn.agent import learning, networks, replay
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.experiment import config as configuration
@@ -271,7 +271,7 @@ def canary_gradient(theta: Parameters, canary: Episode) -> Array:
     That agent's parameters are enough: beside such a reward nobody's message counts.
     """
     inputs = learning.network_inputs(canary)
-    memo = learning.Memo(inputs, network.unroll(theta, inputs)[1])
+    memo = learning.Memo(inputs, networks.of(theta).unroll(theta, inputs)[1])
     no_messages = jnp.zeros_like(canary.rewards)
     return ravel_pytree(learning.local_gradient(theta, memo, no_messages, canary))[0]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from pevdn.agent.network import Parameters
+from pevdn.agent.networks import Parameters
 
 
 def clipped_sum(gradients: Parameters, padding: Array, clip_norm: float) -> Parameters:

@@ -25,7 +25,7 @@ from jax import Array
 from pevdn.agent import replay
 from pevdn.agent.host_replay import HostReplay
 from pevdn.agent.learning import Learner
-from pevdn.agent.network import Parameters
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.experiment.config import MOST, Config
 from pevdn.runtime.simulation import Simulation, State, split_keys

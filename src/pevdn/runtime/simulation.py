@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pevdn.agent import acting, learning, network, replay
-from pevdn.agent.learning import Learner, Memo
-from pevdn.agent.network import Parameters
+from pevdn.agent import acting, learning, networks, replay
+from pevdn.agent.learning import Learner, Memo, Rates
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.exchange import Exchange, central, indices
 from pevdn.exchange.alone import alone
@@ -32,7 +32,7 @@ from pevdn.experiment.config import MOST, Config, Settings
 from pevdn.privacy import mechanism
 from pevdn.runtime import tape
 from pevdn.runtime.team import Team
-from pevdn.worlds.base import Step, World
+from pevdn.worlds.base import AgentSpec, Step, World
 
 PART = 8  # episodes; more fill the cache, fewer leave the products too small
 
@@ -185,7 +185,11 @@ class Simulation:
         agent_keys = split_keys(keys[:, 1], len(self.team))
         for kind in self.team.kinds:
             sizes = (kind.spec.observation_size, kind.spec.n_actions)
-            begin = partial(learning.begin, sizes=(*sizes, s.hidden_size), optimiser=self.optimiser)
+
+            def begin(key: Array, spec: AgentSpec = kind.spec) -> Learner:
+                params = networks.initialise(s.network, key, spec, s.hidden_size)
+                return learning.begin(params, self.optimiser)
+
             # One lane after the other: large batches of orthogonal matrices hang on few cores.
             own_keys = agent_keys[:, jnp.array(kind.members)]
             learners.append(jax.lax.map(jax.vmap(begin), own_keys))
@@ -315,7 +319,7 @@ class Simulation:
         first = everywhere(lambda key: _fold(key, T))(keys)
         world_state, step = everywhere(self.world.reset)(first)
         memories = tuple(
-            network.initial_memory(p, S, len(k.members), E)
+            networks.of(p).initial_memory(p, S, len(k.members), E)
             for k, p in zip(kinds, params, strict=True)
         )
         last = tuple(jnp.full((S, len(k.members), E), -1, jnp.int32) for k in kinds)
@@ -381,7 +385,7 @@ class Simulation:
             chance: Array,
             epsilon: Array,
         ) -> tuple[Array, Array]:
-            memory, q = network.step(theta, memory, seen, last)
+            memory, q = networks.of(theta).step(theta, memory, seen, last)
             return memory, acting.epsilon_greedy(chance, q, open_, epsilon)
 
         draw = partial(jax.random.uniform, shape=(len(self.team), 2))
@@ -421,20 +425,16 @@ class Simulation:
     ) -> State:
         """Learn from the gradients, where a lane is ready and no message was refused."""
         applied = ready & (refused == 0)
-        s = self.settings
-        if s.target_update == "soft":
-            rate = jnp.full(ready.shape, s.target_rate)
-        else:
-            rate = ((state.updates + 1) % s.target_every == 0).astype(jnp.float32)
+        s, rates = self.settings, self._rates(state)
         pull = jnp.where(state.anchored, s.anchor_penalty, 0.0)
 
-        def improve(learner: Learner, gradient: Parameters, rate: Array, pull: Array) -> Learner:
+        def improve(learner: Learner, gradient: Parameters, rates: Rates, pull: Array) -> Learner:
             if s.anchor:
                 gradient = learning.pull_to_anchor(gradient, learner, pull)
-            return learning.improve(learner, gradient, self.optimiser, rate)
+            return learning.improve(learner, gradient, self.optimiser, rates)
 
         learners = tuple(
-            where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rate, pull), learner)
+            where_lane(applied, each_agent(improve, 2, 3)(learner, gradient, rates, pull), learner)
             for learner, gradient in zip(state.learners, gradients, strict=True)
         )
         state = state._replace(
@@ -443,6 +443,18 @@ class Simulation:
             refused=jnp.where(ready, jnp.maximum(state.refused, refused), state.refused),
         )
         return state._replace(exposure=jnp.maximum(state.exposure, self._exposed(state)))
+
+    def _rates(self, state: State) -> Rates:
+        """How far the next update moves things, (S,)."""
+        s, made = self.settings, state.updates + 1
+        share = 1.0 - s.learning_rate_end
+        step = 1.0 - share * jnp.minimum(state.env_steps / s.learning_rate_steps, 1.0)
+        if s.target_update == "soft":
+            target = jnp.full(made.shape, s.target_rate)
+        else:
+            target = (made % s.target_every == 0).astype(jnp.float32)
+        average = 1.0 - jnp.minimum(s.average_decay, (1.0 + made) / (10.0 + made))
+        return Rates(step, target, average)
 
     def _exposed(self, state: State) -> Array:
         """Updates made (S,) since the oldest episode now in the buffer was stored."""
@@ -555,10 +567,12 @@ class Simulation:
         targets = [learner.target for learner in learners]
         s = self.settings
         if self.exchange is None:
-            joint = partial(central.team_gradient, gamma=s.gamma, double_q=s.double_q)
+            joint = partial(
+                central.team_gradient, gamma=s.gamma, double_q=s.double_q, lam=s.return_lambda
+            )
             return tuple(jax.vmap(joint)(params, targets, batches)), jnp.zeros(keys.shape)
 
-        compute = partial(learning.message, gamma=s.gamma, double_q=s.double_q)
+        compute = partial(learning.message, gamma=s.gamma, double_q=s.double_q, lam=s.return_lambda)
         computed = [
             each_agent(compute)(*args) for args in zip(params, targets, batches, strict=True)
         ]
@@ -569,9 +583,10 @@ class Simulation:
         def own(
             theta: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
         ) -> Parameters:
+            rate = s.gamma * s.return_lambda
             if not self.config.private:
-                return learning.local_gradient(theta, memo, total, batch)
-            each = learning.local_gradient(theta, memo, total, batch, by_episode=True)
+                return learning.local_gradient(theta, memo, total, batch, rate)
+            each = learning.local_gradient(theta, memo, total, batch, rate, by_episode=True)
             return mechanism.clipped_sum(each, padding, s.clip_norm)
 
         return tuple(

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.errors import unknown
-from pevdn.worlds.base import AgentSpec, Step
+from pevdn.worlds.base import AgentSpec, Step, Things
 from pevdn.worlds.maps import BATTLE_MAPS, STOCK_LIMIT
 
 
@@ -91,8 +91,16 @@ class SmaxWorld:
         self._starcraft = starcraft
         self._reward_scale = STARCRAFT_REWARD_SCALE if starcraft else 1.0
         self._env = _environment(map_name, self.max_steps, starcraft_rules() if starcraft else {})
+        size, moves = len(self._env.unit_features), self._env.num_movement_actions
+        allies, enemies = len(self._env.agents) - 1, self._env.num_enemies
+        things = (
+            Things(0, allies, size),
+            Things(allies * size, enemies, size, actions=moves),
+        )
         self.agents = tuple(
-            AgentSpec(self._env.observation_spaces[a].shape[0], self._env.action_spaces[a].n)
+            AgentSpec(
+                self._env.observation_spaces[a].shape[0], self._env.action_spaces[a].n, things
+            )
             for a in self._env.agents
         )
 

@@ -13,7 +13,7 @@ from jax import Array
 from pevdn import worlds
 from pevdn.agent import learning, replay
 from pevdn.agent.learning import Learner
-from pevdn.agent.network import Parameters
+from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.errors import UsageError
 from pevdn.exchange.secret_shared import Code
