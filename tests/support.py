@@ -36,7 +36,13 @@ SMALL: dict[str, Any] = {
     "eval_every": 40,
     "checkpoint_every": 100,
 }
-PRIVATE: dict[str, Any] = {**SMALL, "anchor_threshold": 0.0}
+PRIVATE: dict[str, Any] = {
+    **SMALL,
+    "anchor": True,
+    "anchor_threshold": 0.0,
+    "update_every": 1,
+    "noise_multiplier": 1.0,
+}
 WORLD = {"pe-vdn-b": "toy:two-step", "pe-vdn-c": "toy:coordination"}
 
 

@@ -1,5 +1,6 @@
 """What one agent computes: network, memory, choices, messages."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -10,11 +11,13 @@ import pytest
 from scipy.stats import chisquare
 
 import pevdn.agent.acting
+import pevdn.agent.entities
 import pevdn.agent.learning
 import pevdn.agent.network
 import pevdn.agent.replay
-from pevdn.agent import acting, learning, network, replay
+from pevdn.agent import acting, entities, learning, network, networks, replay
 from pevdn.agent.replay import Episode
+from pevdn.worlds.base import AgentSpec, Things
 
 KEY = jax.random.key(0)
 O, A, H, T = 5, 4, 8, 6
@@ -116,6 +119,82 @@ def test_gradients_by_episode_are_those_of_each_episode_alone(params):
         assert np.allclose(a.sum(0), b, rtol=1e-4, atol=1e-5)
 
 
+# ---- the network of entities ----------------------------------------------------------------
+
+SPECS = {
+    "battle": AgentSpec(11, 5, (Things(0, 2, 2), Things(4, 3, 2, actions=2))),
+    "two kinds of targets": AgentSpec(9, 6, (Things(2, 2, 2, actions=0), Things(6, 3, 1, 3))),
+    "nothing but things": AgentSpec(4, 2, (Things(0, 2, 2, actions=0),)),
+    "nothing known": AgentSpec(5, 4),
+}
+
+
+def seeing(spec: AgentSpec, *batch: int) -> tuple[entities.Parameters, network.Inputs]:
+    """A network off its starting point, and what it sees: everything but the first thing."""
+    params = entities.initialise(KEY, spec, H)
+    keys = iter(jax.random.split(KEY, 99))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+    seen = jax.random.normal(next(keys), (T, *batch, spec.observation_size))
+    for group in spec.things[:1]:
+        seen = seen.at[..., group.start : group.start + group.size].set(0.0)
+    return params, network.Inputs(seen, jnp.zeros((T, *batch, spec.n_actions)))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_the_derivative_of_the_entity_network_is_the_derivative(spec):
+    params, inputs = seeing(spec, 3)
+    q, trace = entities.unroll(params, inputs)
+    q_bar = jax.random.normal(KEY, q.shape)
+
+    def total(params, seen, q_bar):
+        return jnp.sum(q_bar * entities.values(params, network.Inputs(seen, inputs.done)))
+
+    expected = jax.grad(total)(params, inputs.seen, q_bar)
+    ours = entities.gradient(params, inputs, trace, q_bar)
+    each = jax.vmap(jax.grad(total), (None, 1, 1))(params, inputs.seen, q_bar)
+    ours_each = entities.gradient(params, inputs, trace, q_bar, by_episode=True)
+    for a, b in ((ours, expected), (ours_each, each)):
+        assert jax.tree.structure(a) == jax.tree.structure(b)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert x.shape == y.shape
+            assert np.allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_said_of_one_enemy_holds_for_every_enemy():
+    """Change places of two enemies: the values of attacking them do so too, the rest stays."""
+    params, inputs = seeing(SPECS["battle"])
+    order = jnp.array([0, 1, 2, 3, 6, 7, 4, 5, 8, 9, 10])  # the first two enemies
+    swapped = network.Inputs(inputs.seen[..., order], inputs.done)
+    q, q_swapped = (entities.values(params, x) for x in (inputs, swapped))
+    assert np.allclose(q[..., jnp.array([0, 1, 3, 2, 4])], q_swapped, atol=1e-5)
+    assert not np.allclose(q[..., 2], q[..., 3])
+
+
+def test_a_thing_that_is_not_seen_adds_nothing_to_the_core():
+    """Three enemies of which one is unseen, and a world of the other two: the same moves."""
+    params, inputs = seeing(SPECS["battle"])
+    hidden = inputs.seen.at[..., 8:10].set(0.0)
+    fewer = dataclasses.replace(
+        params, spec=AgentSpec(9, 4, (Things(0, 2, 2), Things(4, 2, 2, actions=2)))
+    )
+    q = entities.values(params, network.Inputs(hidden, inputs.done))
+    kept = jnp.array([0, 1, 2, 3, 4, 5, 6, 7, 10])
+    q_fewer = entities.values(fewer, network.Inputs(hidden[..., kept], inputs.done))
+    assert np.allclose(q[..., :4], q_fewer, atol=1e-5)
+
+
+def test_entities_on_3m_have_a_fifth_of_the_parameters_and_act_as_they_learn():
+    spec = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))
+    params = networks.initialise("entities", KEY, spec, 32)
+    assert sum(x.size for x in jax.tree.leaves(params)) == 6630
+    seen = jax.random.normal(KEY, (T, 75))
+    q = networks.of(params).values(params, network.Inputs(seen, jnp.zeros((T, 8))))
+    memory = networks.of(params).initial_memory(params)
+    for t in range(T):
+        memory, now = networks.of(params).step(params, memory, seen[t], jnp.int32(-1))
+        assert np.allclose(now, q[t], atol=1e-5)
+
+
 # ---- acting -------------------------------------------------------------------------------
 
 
@@ -191,6 +270,30 @@ def test_the_message_is_equation_8(params, double_q):
         assert float(m[t]) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_team_error_with_lambda_is_that_of_the_lambda_return(params, terminal):
+    """Against the definition: G_t = r_t + γ ((1 − λ) V_{t+1} + λ G_{t+1}), for two agents."""
+    gamma, lam, length = 0.9, 0.6, 4
+    first = episode(14, length=length)
+    second = episode(15, length=length)._replace(rewards=first.rewards)
+    both = [
+        batch._replace(terminal=batch.terminal & terminal, rewards=first.rewards.at[4:].set(99.0))
+        for batch in (first, second)
+    ]
+    messages = [learning.message(params, params, b, gamma, True, lam)[0] for b in both]
+    error = learning.team_error(sum(messages), both[0], gamma * lam)
+
+    q = [networks.of(params).values(params, learning.network_inputs(b)) for b in both]
+    value = sum(learning.next_values(x, x, b, True) for x, b in zip(q, both, strict=True))
+    taken = sum(learning.of_taken(x[:-1], b) for x, b in zip(q, both, strict=True))
+    returned = float(value[length - 1])  # beyond the end there is the last value alone
+    for t in reversed(range(length)):
+        after = (1 - lam) * float(value[t]) + lam * returned
+        returned = float(first.rewards[t]) + gamma * after
+        assert float(error[t]) == pytest.approx(returned - float(taken[t]), abs=1e-4)
+    assert not error[length:].any()
+
+
 def test_what_the_clock_ended_is_bootstrapped_and_what_the_game_ended_is_not(params):
     batch = episode(5, length=T)
     cut = batch._replace(terminal=jnp.zeros(T, bool))
@@ -236,15 +339,25 @@ def test_the_local_gradient_is_that_of_the_squared_error_averaged_along_the_epis
 @pytest.mark.parametrize(("rate", "moved"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0)])
 def test_the_target_follows_softly_or_hard(params, rate, moved):
     optimiser = optax.sgd(1.0)
-    learner = learning.begin(KEY, (O, A, H), optimiser)
-    gradient = jax.tree.map(jnp.ones_like, learner.params)
-    after = learning.improve(learner, gradient, optimiser, rate)
+    learner = learning.begin(params, optimiser)
+    gradient = jax.tree.map(jnp.ones_like, params)
+    after = learning.improve(learner, gradient, optimiser, learning.Rates(1.0, rate, 0.0))
     assert np.allclose(after.params.input_bias, -1.0)
     assert np.allclose(after.target.input_bias, -moved)
 
 
+def test_step_size_and_average_move_as_far_as_they_are_told(params):
+    optimiser = optax.sgd(1.0)
+    learner = learning.begin(params, optimiser)
+    gradient = jax.tree.map(jnp.ones_like, params)
+    after = learning.improve(learner, gradient, optimiser, learning.Rates(0.25, 0.0, 0.1))
+    assert np.allclose(after.params.input_bias, -0.25)
+    assert np.allclose(after.average.input_bias, -0.025)
+    assert np.allclose(after.target.input_bias, 0.0)
+
+
 def test_the_anchor_pulls_in_proportion_to_the_distance(params):
-    learner = learning.begin(KEY, (O, A, H), optax.sgd(1.0))
+    learner = learning.begin(params, optax.sgd(1.0))
     away = learner._replace(params=jax.tree.map(lambda x: x + 3.0, learner.params))
     zero = jax.tree.map(jnp.zeros_like, learner.params)
     pulled = learning.pull_to_anchor(zero, away, 0.5)
@@ -255,6 +368,7 @@ def test_no_agent_function_knows_of_a_team():
     """The package boundary is the privacy boundary: nothing in agent/ imports what joins agents."""
     for module in (
         pevdn.agent.acting,
+        pevdn.agent.entities,
         pevdn.agent.learning,
         pevdn.agent.network,
         pevdn.agent.replay,

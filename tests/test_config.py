@@ -152,15 +152,17 @@ def test_delta_is_below_one_over_the_buffer_unless_it_is_set() -> None:
     assert make("pe-vdn-c", settings=tiny).delta == 0.5
 
 
-def test_private_learning_waits_for_a_full_buffer_and_other_learning_for_a_minibatch() -> None:
+def test_private_learning_waits_for_a_quarter_of_the_buffer_and_other_learning_for_a_minibatch() -> (
+    None
+):
     sizes = {"buffer_size": 100, "expected_batch_size": 10}
-    assert make("pe-vdn-c", settings=sizes).learning_starts == 100
+    assert make("pe-vdn-c", settings=sizes).learning_starts == 25
     assert make("pe-vdn-b", settings=sizes).learning_starts == 10
     assert make("pe-vdn-c", settings={**sizes, "learning_starts": 20}).learning_starts == 20
 
 
 def test_what_is_set_wins_over_what_the_algorithm_brings() -> None:
-    assert make("pe-vdn-c").settings.buffer_size == 1024
+    assert make("pe-vdn-c").settings.buffer_size == 4096
     assert make("pe-vdn-c", settings={"buffer_size": "2000"}).settings.buffer_size == 2000
 
 

@@ -15,13 +15,14 @@ from pevdn.experiment import config
 from pevdn.privacy.planner import Plan
 from pevdn.runtime.simulation import Simulation, split_keys, where_lane
 from pevdn.runtime.team import Team
-from pevdn.worlds.base import AgentSpec
+from pevdn.worlds.base import AgentSpec, Things
 
 SMALL = {
     "hidden_size": 8,
     "buffer_size": 16,
     "expected_batch_size": 6,
     "parallel_episodes": 2,
+    "update_every": 1,
     "eval_episodes": 4,
 }
 T = 5
@@ -29,7 +30,7 @@ T = 5
 
 def team_of(n: int) -> tuple[AgentSpec, ...]:
     """n agents of up to three shapes, mixed so that equal ones are not neighbours."""
-    shapes = [AgentSpec(4, 3), AgentSpec(6, 2), AgentSpec(3, 5)]
+    shapes = [AgentSpec(4, 3), AgentSpec(6, 2, (Things(1, 2, 2, actions=0),)), AgentSpec(3, 5)]
     return tuple(shapes[i % min(3, n)] for i in range(n))
 
 
@@ -113,9 +114,10 @@ def flat_norm(found) -> float:
 @pytest.mark.parametrize("n", range(2, 9))
 def test_the_decentralised_gradient_is_that_of_vanilla_vdn(n):
     """Joint loss differentiated through the sum, against −2 · A · ∂Q_i/∂θ_i of each agent."""
-    agents, double = team_of(n), {"double_q": n % 2 == 0}
-    central = simulation("vdn", agents, **double)
-    broadcast = simulation("pe-vdn-a", agents, **double)
+    agents, how = team_of(n), {"double_q": n % 2 == 0, "return_lambda": 0.3 * (n % 3)}
+    how["network"] = "entities" if n > 5 else "recurrent"
+    central = simulation("vdn", agents, **how)
+    broadcast = simulation("pe-vdn-a", agents, **how)
     for seed in range(3):
         state = random_state(central, 10 * n + seed)
         chosen = jnp.asarray(np.random.default_rng(seed).permutation(16)[:6])
@@ -307,10 +309,10 @@ def test_exposure_is_the_most_updates_any_episode_was_in_the_buffer_for(settings
         assert most == plan.exposure  # without coins a plan is exact
 
 
-def test_with_dp_learning_starts_when_the_buffer_is_full():
-    _, seen = trace("pe-vdn-c", 12)
-    assert next(e for e, u, _ in seen if u) == 16
-    assert all(u == 0 for e, u, _ in seen if e < 16)
+def test_with_dp_learning_starts_when_a_quarter_of_the_buffer_is_full():
+    _, seen = trace("pe-vdn-c", 12, learning_starts=0)
+    assert next(e for e, u, _ in seen if u) == 4
+    assert all(u == 0 for e, u, _ in seen if e < 4)
 
 
 def test_updates_come_exactly_every_kth_episode():

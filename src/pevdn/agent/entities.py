@@ -1,7 +1,7 @@
 """One agent's Q-network with the world's symmetry: like things are seen through the same eyes.
 
 A world may say how an observation is made of *things*: so many enemies, so many allies, each some
-numbers (`pevdn.worlds.base.Things`). One small encoder serves all things of a group, a core adds
+numbers (`interface.Things`). One small encoder serves all things of a group, a core adds
 them up with what is left of the observation, and an action that is about one thing ("attack enemy
 3") is scored from the core and from that thing alone. Few parameters, and every enemy teaches
 about all of them: noise, which grows with the number of parameters, buys more here (docs/results).
@@ -16,6 +16,7 @@ groups. Time comes first.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from pevdn.agent.network import Inputs
-from pevdn.worlds.base import AgentSpec
+from pevdn.agent.interface import AgentSpec
 
 SMALL = 0.5  # gain of the last layers
 
@@ -132,7 +133,7 @@ def gradient(
         """Σ over time, the things of a group and, unless by episode, the batch."""
         arrays = tuple(x if x.ndim > lead + 1 else x[..., None, :] for x in arrays)
         if not by_episode:
-            arrays = tuple(x.reshape(-1, 1, *x.shape[-2:]) for x in arrays)
+            arrays = tuple(x.reshape(math.prod(x.shape[:-2]), 1, *x.shape[-2:]) for x in arrays)
         found = jnp.einsum(product, *arrays)
         return found if by_episode else found[0]
 

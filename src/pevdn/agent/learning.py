@@ -122,7 +122,9 @@ def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
 
     With λ-returns r is the sum of this and all later rewards, discounted at `rate` = γλ.
     """
-    rewards = batch.rewards + later(batch.rewards, rate) if rate else batch.rewards
+    rewards = batch.rewards
+    if rate:
+        rewards = rewards + later(rewards * valid(batch), rate)
     return (rewards + total) * valid(batch)
 
 

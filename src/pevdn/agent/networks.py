@@ -11,7 +11,7 @@ from typing import Any
 from jax import Array
 
 from pevdn.agent import entities, network
-from pevdn.worlds.base import AgentSpec
+from pevdn.agent.interface import AgentSpec
 
 Parameters = network.Parameters | entities.Parameters
 

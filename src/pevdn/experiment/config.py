@@ -55,7 +55,9 @@ class Settings:
         choices=("uniform", "poisson"),
     )
     learning_starts: int = _setting(
-        0, "episodes stored before the first update; 0: one minibatch, with DP a full buffer", 0
+        0,
+        "episodes stored before the first update; 0: one minibatch, with DP a quarter of the buffer",
+        0,
     )
     update_every: int = _setting(1, "episodes from one update to the next, exactly", 1)
     buffer_throughput: float = _setting(
@@ -68,7 +70,7 @@ class Settings:
     gamma: float = _setting(0.99, "discount factor γ", 0.0, 1.0)
     learning_rate: float = _setting(5e-4, "step size of the optimiser", 0.0)
     optimizer: str = _setting("adam", "adam or sgd", choices=("adam", "sgd"))
-    momentum: float = _setting(0.9, "momentum of sgd", 0.0, 1.0)
+    momentum: float = _setting(0.9, "momentum of sgd, or β1 of adam", 0.0, 0.999999)
     weight_decay: float = _setting(0.0, "weight decay (with sgd: L2; with adam: decoupled)", 0.0)
     max_gradient_norm: float = _setting(
         10.0, "each agent's gradient is scaled down to this norm; without DP only", 0.0
@@ -158,11 +160,22 @@ ALGORITHMS: dict[str, Algorithm] = {
             True,
             "shares of m_i; gradients are clipped and noised",
             {
-                "buffer_size": 1024,
+                "buffer_size": 4096,
+                "expected_batch_size": 128,
                 "sampling": "poisson",
-                "learning_rate": 2e-3,
+                "update_every": 4,
+                "parallel_episodes": 32,
+                "learning_rate": 8e-3,
+                "learning_rate_end": 0.1,
+                "learning_rate_steps": 350_000,
+                "momentum": 0.5,
+                "target_rate": 0.05,
+                "return_lambda": 0.3,
+                "network": "entities",
                 "hidden_size": 32,
-                "anchor": True,
+                "noise_multiplier": 1.344,
+                "clip_norm": 0.2,
+                "average_decay": 0.998,
             },
         ),
     )
@@ -200,7 +213,14 @@ class Config:
     @property
     def learning_starts(self) -> int:
         s = self.settings
-        return s.learning_starts or (s.buffer_size if self.private else s.expected_batch_size)
+        return s.learning_starts or (
+            quarter(s.buffer_size) if self.private else s.expected_batch_size
+        )
+
+
+def quarter(buffer_size: int) -> int:
+    """Episodes that private learning waits for, unless it is told."""
+    return -(-buffer_size // 4)
 
 
 def algorithm(name: str) -> Algorithm:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import UsageError, unknown
+from pevdn.experiment.config import quarter
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import VIEWS, Mechanism
 
@@ -42,7 +43,7 @@ class Plan:
     relation: str = "zero-out"
     update_every: int = 1
     parallel_episodes: int = 8
-    learning_starts: int = 0  # episodes before the first update; 0: a full buffer
+    learning_starts: int = 0  # episodes before the first update; 0: a quarter of the buffer
     steps: int | None = None  # environment steps
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class Plan:
         if self.steps is None:
             with_updates = max(MANY, stay)
         else:
-            begin = self.learning_starts or self.buffer_size
+            begin = self.learning_starts or quarter(self.buffer_size)
             with_updates = max(0, -(-self.steps // block) - -(-begin // block) + 1)
         most = due * min(with_updates, stay)
         if self.throughput == 1 or most == 0:

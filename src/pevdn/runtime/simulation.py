@@ -98,7 +98,7 @@ def split_keys(keys: Array, *shape: int) -> Array:
 def optimiser_for(config: Config) -> optax.GradientTransformation:
     s = config.settings
     if s.optimizer == "adam":
-        optimiser = optax.adamw(s.learning_rate, weight_decay=s.weight_decay)
+        optimiser = optax.adamw(s.learning_rate, b1=s.momentum, weight_decay=s.weight_decay)
     else:
         optimiser = optax.chain(
             optax.add_decayed_weights(s.weight_decay),
@@ -156,12 +156,12 @@ class Simulation:
         """Episodes of a minibatch that are learnt from side by side.
 
         On a CPU few, so that short episodes do not wait for long ones. On an accelerator all of
-        them: two standard deviations more than expected, if their number varies.
+        them: three standard deviations more than expected, if their number varies.
         """
         s = self.settings
         if not self._wide:
             return min(PART, s.expected_batch_size)
-        spread = 2 * math.sqrt(s.expected_batch_size) if s.sampling == "poisson" else 0
+        spread = 3 * math.sqrt(s.expected_batch_size) if s.sampling == "poisson" else 0
         return min(s.buffer_size, math.ceil(s.expected_batch_size + spread))
 
     @property

@@ -10,29 +10,13 @@ Agents may be unlike each other: O_i and A_i may differ within a team.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
 
+from pevdn.agent.interface import AgentSpec, Things
 
-@dataclass(frozen=True)
-class Things:
-    """Like things in an observation, one after the other; one that is all zeros is not seen."""
-
-    start: int  # where the first begins
-    count: int
-    size: int  # numbers of each
-    actions: int | None = None  # the first of `count` actions, one about each thing
-
-
-@dataclass(frozen=True)
-class AgentSpec:
-    """The shape of one agent's interface to the world."""
-
-    observation_size: int
-    n_actions: int
-    things: tuple[Things, ...] = ()  # what is known of how an observation is made
+__all__ = ["AgentSpec", "Step", "Things", "World"]
 
 
 class Step(NamedTuple):
