@@ -204,6 +204,8 @@ def _options(game: str, query: str) -> Options:
     options = {name: values[0] for name, values in known.items()}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
+        if not known:
+            raise UsageError(f"jaxmarl:{game} has no options, but was given '{part}'")
         if name not in known:
             raise unknown(f"option of jaxmarl:{game}", name, known)
         if value not in known[name]:
@@ -221,8 +223,9 @@ def _environment(world_id: str, rules: Rules, options: Options) -> Any:
             with _alone(f"jaxmarl.environments.{path}"):
                 module = importlib.import_module(f"jaxmarl.environments.{path}")
         except ImportError as missing:
+            package = missing.name or missing
             raise UsageError(
-                f"world '{world_id}' needs the Python package '{missing.name}', which is not here"
+                f"world '{world_id}' needs the Python package '{package}', which is not here"
             ) from missing
         return getattr(module, name)(**rules.arguments(module, options))
 
