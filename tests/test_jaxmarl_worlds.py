@@ -314,13 +314,13 @@ def test_a_world_comes_alone_and_in_silence_and_every_one_of_jaxmarls_is_known()
 # --- learning --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [("pe-vdn-b", SPREAD), ("pe-vdn-c", RIDDLE)])
-def test_a_team_trains(
-    algorithm: str, env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c"])
+def test_a_team_trains_on_simple_spread(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Simulation, "_wide", True)  # one length of episodes to compile for
     settings = {**small(algorithm), "eval_every": 200}
-    run = pevdn.train(algorithm, env=env, steps=400, out=tmp_path / "run", **settings)
+    run = pevdn.train(algorithm, env=SPREAD, steps=400, out=tmp_path / "run", **settings)
     last = run.metrics[-1]
     assert last["env_steps"] >= 400 and last["updates"] > 0
-    assert -100 < last["return"] <= 1
+    assert -100 < last["return"] < 0
