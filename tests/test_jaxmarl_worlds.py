@@ -156,6 +156,16 @@ def test_in_hanabi_one_player_moves_and_the_others_pass() -> None:
     assert (passes.sum(axis=0) == 1).all() and (passes != others).all()
 
 
+def test_in_hanabi_nobody_sees_the_own_cards() -> None:
+    world, one = staged(HANABI)
+    hands = np.array(one.game.player_hands)
+    hint = 10 + int(hands[1, 0].sum(axis=1).argmax())  # the colour of the other's first card
+    hands[0] = hands[0, ::-1]
+    _, two = staged(HANABI, player_hands=hands)
+    seen = [after(world, state, [hint, 20]).observations for state in (one, two)]
+    assert (seen[0][0] == seen[1][0]).all() and (seen[0][1] != seen[1][1]).any()
+
+
 def test_the_same_key_plays_the_same_episode_and_another_key_another() -> None:
     for world_id in (SPREAD, RIDDLE, HANABI):
         once, again, other = (played.__wrapped__(world_id, (), seed) for seed in (1, 1, 2))
@@ -269,8 +279,8 @@ def test_an_option_changes_the_world(
         (f"{KITCHEN}?lay=x", "unknown option of jaxmarl:overcooked 'lay'; did you mean 'layout'?"),
         (f"{RIDDLE}?num_agents=2", "unknown num_agents '2'; choose one of: 3, 4, 5, 6."),
         (f"{SPEAKER}?num_agents=3", "jaxmarl:MPE_simple_speaker_listener_v4 has no options"),
-        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is competitive: its agents"),
-        ("jaxmarl:coin_game", "'jaxmarl:coin_game' is competitive"),
+        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is not cooperative: what one"),
+        ("jaxmarl:coin_game", "'jaxmarl:coin_game' is not cooperative"),
         ("jaxmarl:MPE_simple_facmac_6a_v1", "has continuous actions"),
         ("jaxmarl:MPE_simple_v3", "has one agent, which is no team"),
         ("jaxmarl:SMAX", "as in 'smax:3m'"),

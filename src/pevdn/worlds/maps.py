@@ -96,7 +96,7 @@ JAXMARL_GAMES: dict[str, JaxmarlGame] = {
     "hanabi": JaxmarlGame(2, 89, "the card game, full deck", _team_sizes(2, 3, 4, 5)),
 }
 
-_COMPETITIVE = "is competitive: its agents are paid against each other, not as a team"
+_COMPETITIVE = "is not cooperative: what one agent is paid may be another's loss"
 _CONTINUOUS = "has continuous actions, and agents here choose among finitely many"
 
 JAXMARL_REFUSED: dict[str, str] = {
