@@ -130,7 +130,7 @@ def _listener_there(env: Any, state: State) -> Array:
     return _touched(env, state)[1, state.game.goal]
 
 
-def _paid(env: Any, state: State) -> Array:
+def _ever_paid(env: Any, state: State) -> Array:
     return state.paid
 
 
@@ -163,7 +163,7 @@ def _particles(place: str, won: Callable[[Any, State], Array]) -> Rules:
         n = int(options["num_agents"])
         return {**clock, "num_agents": n, "num_landmarks": n}
 
-    return Rules(f"mpe.{place}", arguments, lambda env: PARTICLE_STEPS, True, won)
+    return Rules(f"mpe.{place}", arguments, lambda env: PARTICLE_STEPS, clocked=True, won=won)
 
 
 def _sized(module: Any, options: Options) -> dict[str, Any]:
@@ -188,10 +188,18 @@ RULES: dict[str, Rules] = {
     "MPE_simple_speaker_listener_v4": _particles(
         "simple_speaker_listener.SimpleSpeakerListenerMPE", _listener_there
     ),
-    "switch_riddle": Rules("switch_riddle.switch_riddle.SwitchRiddle", _sized, _told, False, _paid),
-    "overcooked": Rules("overcooked.overcooked.Overcooked", _furnished, _told, True, _paid),
-    "overcooked_v2": Rules("overcooked_v2.overcooked.OvercookedV2", _named, _told, True, _paid),
-    "hanabi": Rules("hanabi.hanabi.HanabiEnv", _sized, _longest_hanabi, False, _perfect),
+    "switch_riddle": Rules(
+        "switch_riddle.switch_riddle.SwitchRiddle", _sized, _told, clocked=False, won=_ever_paid
+    ),
+    "overcooked": Rules(
+        "overcooked.overcooked.Overcooked", _furnished, _told, clocked=True, won=_ever_paid
+    ),
+    "overcooked_v2": Rules(
+        "overcooked_v2.overcooked.OvercookedV2", _named, _told, clocked=True, won=_ever_paid
+    ),
+    "hanabi": Rules(
+        "hanabi.hanabi.HanabiEnv", _sized, _longest_hanabi, clocked=False, won=_perfect
+    ),
 }
 
 
