@@ -53,7 +53,7 @@ def available() -> list[WorldInfo]:
     ]
     toys = [WorldInfo(f"toy:{name}", g.agents, g.limit, g.about) for name, g in TOY_GAMES.items()]
     jaxmarl = [
-        WorldInfo(f"jaxmarl:{name}", g.agents, g.limit, "; ?".join((g.about, *g.choices)))
+        WorldInfo(f"jaxmarl:{name}", g.agents, g.limit, "; ".join((g.about, *g.choices)))
         for name, g in JAXMARL_GAMES.items()
     ]
     return starcraft + stock + jaxmarl + toys

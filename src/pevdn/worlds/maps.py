@@ -60,8 +60,8 @@ class JaxmarlGame(NamedTuple):
 
     @property
     def choices(self) -> list[str]:
-        """`layout=cramped_room, …` for every option."""
-        return [f"{name}={values[0]}, …" for name, values in self.options.items()]
+        """`?layout=…` for every option."""
+        return [f"?{name}=…" for name in self.options]
 
 
 def _team_sizes(*sizes: int) -> dict[str, tuple[str, ...]]:
@@ -87,7 +87,10 @@ JAXMARL_GAMES: dict[str, JaxmarlGame] = {
     "MPE_simple_reference_v3": JaxmarlGame(2, 25, "tell each other which landmark to go to"),
     "MPE_simple_speaker_listener_v4": JaxmarlGame(2, 25, "one knows the landmark, one can walk"),
     "switch_riddle": JaxmarlGame(
-        3, 6, "100 prisoners and a light bulb, with few prisoners", _team_sizes(3, 4, 5, 6)
+        3,
+        6,
+        "tell when everybody has been in the room",
+        _team_sizes(3, 4, 5, 6),
     ),
     "overcooked": JaxmarlGame(2, 400, "cook onion soup and serve it", {"layout": KITCHENS}),
     "overcooked_v2": JaxmarlGame(
