@@ -156,6 +156,31 @@ def test_in_hanabi_one_player_moves_and_the_others_pass() -> None:
     assert (passes.sum(axis=0) == 1).all() and (passes != others).all()
 
 
+def test_what_the_observations_of_particles_are_made_of() -> None:
+    """Own speed and place, the landmarks and the others as seen from here, what was heard."""
+    state, first = functions(make(SPREAD))[0](jax.random.key(0))
+    places = np.array(state.game.p_pos)
+    for i, seen in enumerate(first.observations):
+        others = np.delete(places[:3], i, axis=0) - places[i]
+        parts = (np.zeros(2), places[i], places[3:] - places[i], others, np.zeros(4))
+        np.testing.assert_allclose(seen, np.concatenate([np.ravel(p) for p in parts]), rtol=1e-5)
+
+    world, state = staged(REFERENCE, goal=[2, 0])
+    told = after(world, state, [5 * 7, 5 * 4]).observations  # agents say 7 and 4, and stand
+    places = np.array(state.game.p_pos)
+    for i, (goal, heard) in enumerate([(0, 4), (2, 7)]):
+        colours = np.where(np.arange(3) == goal, 0.75, 0.25)
+        parts = (np.zeros(2), places[2:] - places[i], colours, np.arange(10) == heard)
+        np.testing.assert_allclose(told[i], np.concatenate([np.ravel(p) for p in parts]), rtol=1e-5)
+
+    world, state = staged(SPEAKER, goal=1)
+    speaker, listener = after(world, state, [2, 0]).observations
+    places = np.array(state.game.p_pos)
+    np.testing.assert_allclose(speaker, [0.15, 0.65, 0.15])
+    parts = (np.zeros(2), places[2:] - places[1], [0, 0, 1])
+    np.testing.assert_allclose(listener, np.concatenate([np.ravel(p) for p in parts]), rtol=1e-5)
+
+
 def test_in_hanabi_nobody_sees_the_own_cards() -> None:
     world, one = staged(HANABI)
     hands = np.array(one.game.player_hands)
