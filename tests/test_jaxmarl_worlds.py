@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -237,6 +238,34 @@ def test_a_particle_world_is_won_when_the_right_landmarks_are_touched(
     game = {"p_pos": agents + LANDMARKS} | ({} if goal is None else {"goal": goal})
     world, state = staged(world_id, **game)
     assert bool(after(world, state, [0] * len(world.agents)).won) == won
+
+
+def test_spread_is_won_by_walking_to_landmarks_of_ones_own_and_not_at_random() -> None:
+    world = make(SPREAD)
+    shares = jnp.array(list(itertools.permutations(range(3))))
+    push = 0.5 * jnp.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
+
+    def play(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state, _ = world.reset(key)
+        agents, landmarks = state.game.p_pos[:3], state.game.p_pos[3:]
+        ways = jnp.linalg.norm(agents - landmarks[shares], axis=-1).sum(axis=1)
+        goals = landmarks[shares[jnp.argmin(ways)]]
+
+        def tick(state: State, key: jax.Array) -> Any:
+            place, speed = state.game.p_pos[:3], state.game.p_vel[:3]
+            next_speed = 0.75 * speed[:, None] + push  # (agents, actions, 2)
+            ahead = (place + 0.1 * speed)[:, None] + 0.23 * next_speed
+            gaps = jnp.linalg.norm(ahead - goals[:, None], axis=-1)
+            state, step = world.step(key, state, tuple(jnp.argmin(gaps, axis=1)))
+            return state, (step.reward, step.won)
+
+        rewards, won = jax.lax.scan(tick, state, jax.random.split(key, world.max_steps))[1]
+        return rewards.sum(), won[-1]
+
+    returns, won = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 256))
+    assert returns.mean() > -9 and won.mean() > 0.9
+    _, steps = played(SPREAD)
+    assert steps.reward[:, :25].sum(axis=1).mean() < -20 and not at_end(steps, steps.won).any()
 
 
 @pytest.mark.parametrize(("visited", "reward"), [([1, 1, 1], 1), ([1, 0, 0], -1)])
