@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from pevdn import worlds
 from pevdn.errors import UsageError
 from pevdn.worlds.base import Step, World
-from pevdn.worlds.maps import BATTLE_MAPS
+from pevdn.worlds.maps import BATTLE_MAPS, JAXMARL_GAMES
 from pevdn.worlds.smax import STARCRAFT_UNITS, SmaxWorld
 from pevdn.worlds.toy import Coordination, TwoStep
 
 SEEDS = 32
 NORTH, EAST, SOUTH, WEST, STOP, FIRST_TARGET = range(6)
 TOYS = ["toy:coordination", "toy:two-step"]
+JAXMARL = [f"jaxmarl:{name}" for name in JAXMARL_GAMES]
 PLAYED = ["smax:3m", "smax-sc2:3m", "smax-sc2:2s3z", "smax-sc2:5m_vs_6m"]
 
 # --- playing battles -------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_starcraft_limits_are_smacs() -> None:
         ("smx:3m", "unknown world 'smx:3m'; did you mean 'smax:3m'?"),
         ("3m", "unknown world '3m'; choose one of: smax-sc2:3m, smax:3m."),
         ("coordination", "unknown world 'coordination'; did you mean 'toy:coordination'?"),
-        ("chess", "unknown world family 'chess'; choose one of: smax, smax-sc2, toy."),
+        ("chess", "unknown world family 'chess'; choose one of: jaxmarl, smax, smax-sc2, toy."),
         ("smac:3m", "this version does not have yet; try 'smax-sc2:3m' instead"),
         ("pettingzoo:mpe", "which this version does not have yet"),
     ],
@@ -209,7 +210,7 @@ def describe(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
 
 
-@pytest.mark.parametrize("world_id", [f"smax-sc2:{name}" for name in BATTLE_MAPS] + TOYS)
+@pytest.mark.parametrize("world_id", [f"smax-sc2:{name}" for name in BATTLE_MAPS] + JAXMARL + TOYS)
 def test_reset_gives_every_agent_its_promised_shapes(world_id: str) -> None:
     _, first = start_shapes(world_id)
     agents = worlds.make(world_id).agents
@@ -222,7 +223,8 @@ def test_reset_gives_every_agent_its_promised_shapes(world_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "world_id", ["smax:2s3z", "smax-sc2:27m_vs_30m", "smax-sc2:smacv2_5_units", *TOYS]
+    "world_id",
+    ["smax:2s3z", "smax-sc2:27m_vs_30m", "smax-sc2:smacv2_5_units", *JAXMARL, *TOYS],
 )
 def test_a_step_gives_back_the_types_it_took_so_that_episodes_loop(world_id: str) -> None:
     world = worlds.make(world_id)

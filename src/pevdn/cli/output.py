@@ -19,9 +19,11 @@ def print_json(document: Any) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    first, *others = columns
+    name = Column(first, no_wrap=True)  # to be copied, so never cut
+    table = Table(name, *others, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console(soft_wrap=False, highlight=False).print(table)

@@ -16,6 +16,6 @@ def main(as_json: Json = False) -> None:
         print_json([asdict(world) for world in found])
         return
     print_table(
-        ["world", "agents", "episode limit", "what it is"],
+        ["world", "agents", "steps", "what it is"],
         [[w.id, w.agents, w.episode_limit, w.description] for w in found],
     )

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pevdn.errors import UsageError, unknown
-from pevdn.worlds.maps import BATTLE_MAPS, STOCK_LIMIT, TOY_GAMES
+from pevdn.worlds.maps import (
+    BATTLE_MAPS,
+    JAXMARL_GAMES,
+    JAXMARL_REFUSED,
+    STOCK_LIMIT,
+    TOY_GAMES,
+)
 
 if TYPE_CHECKING:
     from pevdn.worlds.base import World
 
 FAMILIES = {
+    "jaxmarl": "a cooperative world of JaxMARL",
     "smax": "stock SMAX",
     "smax-sc2": "SMAX with StarCraft II's rules",
     "toy": "a toy with a known answer",
@@ -45,7 +52,11 @@ def available() -> list[WorldInfo]:
         for name, m in BATTLE_MAPS.items()
     ]
     toys = [WorldInfo(f"toy:{name}", g.agents, g.limit, g.about) for name, g in TOY_GAMES.items()]
-    return starcraft + stock + toys
+    jaxmarl = [
+        WorldInfo(f"jaxmarl:{name}", g.agents, g.limit, "; ".join((g.about, *g.choices)))
+        for name, g in JAXMARL_GAMES.items()
+    ]
+    return starcraft + stock + jaxmarl + toys
 
 
 @functools.cache  # a world never changes, and compiled programs are kept per world object
@@ -54,13 +65,20 @@ def make(world_id: str) -> World:
     family, _, name = world_id.partition(":")
     if family in NOT_YET:
         raise _not_yet(world_id, family, name)
-    if world_id not in {info.id for info in available()}:
-        raise _unknown_world(world_id)
+    if family == "jaxmarl" and name in JAXMARL_REFUSED:
+        raise UsageError(f"world '{world_id}' {JAXMARL_REFUSED[name]}")
+    listed = world_id.partition("?")[0] if family == "jaxmarl" else world_id
+    if listed not in {info.id for info in available()}:
+        raise _unknown_world(listed)
     if family == "toy":
         from pevdn.worlds import toy
 
         games: dict[str, type[World]] = {"coordination": toy.Coordination, "two-step": toy.TwoStep}
         return games[name]()
+    if family == "jaxmarl":
+        from pevdn.worlds.jaxmarl_worlds import JaxmarlWorld
+
+        return JaxmarlWorld(name)
     from pevdn.worlds.smax import SmaxWorld
 
     return SmaxWorld(name, starcraft=family == "smax-sc2")
@@ -82,7 +100,7 @@ def _unknown_world(world_id: str) -> UsageError:
     if colon and difflib.get_close_matches(world_id, ids, n=1):
         return unknown("world", world_id, ids)
     if not colon:
-        names = [*BATTLE_MAPS, *TOY_GAMES]
+        names = [*BATTLE_MAPS, *JAXMARL_GAMES, *TOY_GAMES]
         near = difflib.get_close_matches(world_id, names, n=1)
         if near:
             return unknown("world", world_id, [i for i in ids if i.endswith(f":{near[0]}")])

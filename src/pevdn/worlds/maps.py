@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 STOCK_LIMIT = 100  # steps, on every map of stock SMAX
@@ -45,4 +47,91 @@ class ToyGame(NamedTuple):
 TOY_GAMES: dict[str, ToyGame] = {
     "coordination": ToyGame(2, 3, "recall a private cue; additive, and impossible without memory"),
     "two-step": ToyGame(2, 2, "QMIX's two-step game; an additive value settles for 7 of 8"),
+}
+
+
+class JaxmarlGame(NamedTuple):
+    """One of JaxMARL's worlds as it comes, and the values of its options, the default first."""
+
+    agents: int
+    limit: int  # steps
+    about: str
+    options: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    @property
+    def choices(self) -> list[str]:
+        """`?layout=…` for every option."""
+        return [f"?{name}=…" for name in self.options]
+
+
+def _team_sizes(*sizes: int) -> dict[str, tuple[str, ...]]:
+    return {"num_agents": tuple(map(str, sizes))}
+
+
+KITCHENS = ("cramped_room", "asymm_advantages", "coord_ring", "forced_coord", "counter_circuit")
+# All of JaxMARL's but long_room, which has one cook.
+KITCHENS_V2 = (
+    *KITCHENS,
+    *("cramped_room_v2", "two_rooms", "two_rooms_both"),
+    *(f"asymm_advantages_recipes_{where}" for where in ("center", "right", "left")),
+    *("fun_coordination", "more_fun_coordination"),
+    *("fun_symmetries", "fun_symmetries_plates", "fun_symmetries1"),
+    *("grounded_coord_simple", "grounded_coord_ring"),
+    *("test_time_simple", "test_time_wide", "demo_cook_simple", "demo_cook_wide"),
+)
+
+JAXMARL_GAMES: dict[str, JaxmarlGame] = {
+    "MPE_simple_spread_v3": JaxmarlGame(
+        3, 25, "cover every landmark without colliding", _team_sizes(3, 2, 4, 5, 6)
+    ),
+    "MPE_simple_reference_v3": JaxmarlGame(2, 25, "tell each other which landmark to go to"),
+    "MPE_simple_speaker_listener_v4": JaxmarlGame(2, 25, "one knows the landmark, one can walk"),
+    "switch_riddle": JaxmarlGame(
+        3,
+        6,
+        "tell when everybody has been in the room",
+        _team_sizes(3, 4, 5, 6),
+    ),
+    "overcooked": JaxmarlGame(2, 400, "cook onion soup and serve it", {"layout": KITCHENS}),
+    "overcooked_v2": JaxmarlGame(
+        2, 400, "the same with recipes and hidden signs", {"layout": KITCHENS_V2}
+    ),
+    "hanabi": JaxmarlGame(2, 89, "the card game, full deck", _team_sizes(2, 3, 4, 5)),
+}
+
+_COMPETITIVE = "is not cooperative: what one agent is paid may be another's loss"
+_CONTINUOUS = "has continuous actions, and agents here choose among finitely many"
+
+JAXMARL_REFUSED: dict[str, str] = {
+    "MPE_simple_v3": "has one agent, which is no team",
+    **dict.fromkeys(
+        (
+            *("MPE_simple_tag_v3", "MPE_simple_world_comm_v3", "MPE_simple_crypto_v3"),
+            *("MPE_simple_push_v3", "MPE_simple_adversary_v3"),
+            *("storm", "storm_2p", "storm_np", "coin_game"),
+        ),
+        _COMPETITIVE,
+    ),
+    **dict.fromkeys(
+        (
+            *("MPE_simple_facmac_v1", "MPE_simple_facmac_3a_v1", "MPE_simple_facmac_6a_v1"),
+            *("MPE_simple_facmac_9a_v1", "jaxnav"),
+            *("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"),
+        ),
+        _CONTINUOUS,
+    ),
+    **dict.fromkeys(
+        ("SMAX", "HeuristicEnemySMAX", "LearnedPolicyEnemySMAX"),
+        "is a family of its own here, as in 'smax:3m'",
+    ),
+    **dict.fromkeys(
+        (
+            f"JaxRobotarium_{name}"
+            for name in (
+                *("navigation", "discovery", "material_transport", "warehouse"),
+                *("arctic_transport", "foraging", "rware", "predator_prey"),
+            )
+        ),
+        "belongs to the package jaxrobotarium, which this version does not take worlds from",
+    ),
 }
