@@ -152,7 +152,7 @@ def test_delta_is_below_one_over_the_buffer_unless_it_is_set() -> None:
     assert make("pe-vdn-c", settings=tiny).delta == 0.5
 
 
-def test_private_learning_waits_for_a_quarter_of_the_buffer_and_other_learning_for_a_minibatch() -> (
+def test_private_learning_waits_for_a_quarter_of_the_buffer_other_learning_for_a_minibatch() -> (
     None
 ):
     sizes = {"buffer_size": 100, "expected_batch_size": 10}

@@ -56,7 +56,7 @@ class Settings:
     )
     learning_starts: int = _setting(
         0,
-        "episodes stored before the first update; 0: one minibatch, with DP a quarter of the buffer",
+        "episodes before the first update; 0: one minibatch, with DP a quarter of the buffer",
         0,
     )
     update_every: int = _setting(1, "episodes from one update to the next, exactly", 1)
