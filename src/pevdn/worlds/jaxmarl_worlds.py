@@ -19,15 +19,10 @@ MPE defines a collision: 0.2 in spread, 0.35 in reference, 0.115 in speaker-list
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import importlib.util
 import math
-import sys
-import types
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,9 +30,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.errors import UsageError, unknown
-from pevdn.worlds.base import AgentSpec, Step
+from pevdn.worlds.base import AgentSpec, Step, Things
 from pevdn.worlds.maps import JAXMARL_GAMES
-from pevdn.worlds.smax import _silence
+from pevdn.worlds.quiet import alone, silence
 
 Options = dict[str, str]
 
@@ -55,6 +50,7 @@ class Rules(NamedTuple):
     limit: Callable[[Any], int]  # steps of the longest episode
     clocked: bool  # every episode ends by the clock
     won: Callable[[Any, State], Array]
+    things: Callable[[Any], tuple[Things, ...]] = lambda env: ()  # in everyone's observation
 
 
 class JaxmarlWorld:
@@ -69,8 +65,9 @@ class JaxmarlWorld:
         self._env = _environment(self.name, self._rules, _options(game, query))
         self.max_steps = self._rules.limit(self._env)
         seen, _ = jax.eval_shape(self._env.reset, jax.random.key(0))
+        things = self._rules.things(self._env)
         self.agents = tuple(
-            AgentSpec(math.prod(seen[a].shape), int(self._env.action_space(a).n))
+            AgentSpec(math.prod(seen[a].shape), int(self._env.action_space(a).n), things)
             for a in self._env.agents
         )
 
@@ -150,7 +147,13 @@ def _longest_hanabi(env: Any) -> int:
 PARTICLE_STEPS = 25
 
 
-def _particles(place: str, won: Callable[[Any, State], Array]) -> Rules:
+def _landmarks_and_others(env: Any) -> tuple[Things, ...]:
+    """In spread: where they are, as seen from the agent; its own four numbers come first."""
+    n = env.num_agents
+    return Things(4, n, 2), Things(4 + 2 * n, n - 1, 2)
+
+
+def _particles(place: str, won: Callable[[Any, State], Array], **more: Any) -> Rules:
     """A particle world (MPE); spread has as many landmarks as agents.
 
     It looks at the clock before moving it: told 25 steps, it would end after 26.
@@ -163,7 +166,7 @@ def _particles(place: str, won: Callable[[Any, State], Array]) -> Rules:
         n = int(options["num_agents"])
         return {**clock, "num_agents": n, "num_landmarks": n}
 
-    return Rules(f"mpe.{place}", arguments, lambda env: PARTICLE_STEPS, clocked=True, won=won)
+    return Rules(f"mpe.{place}", arguments, lambda env: PARTICLE_STEPS, True, won, **more)
 
 
 def _sized(module: Any, options: Options) -> dict[str, Any]:
@@ -183,7 +186,9 @@ def _told(env: Any) -> int:
 
 
 RULES: dict[str, Rules] = {
-    "MPE_simple_spread_v3": _particles("simple_spread.SimpleSpreadMPE", _every_landmark),
+    "MPE_simple_spread_v3": _particles(
+        "simple_spread.SimpleSpreadMPE", _every_landmark, things=_landmarks_and_others
+    ),
     "MPE_simple_reference_v3": _particles("simple_reference.SimpleReferenceMPE", _own_landmarks),
     "MPE_simple_speaker_listener_v4": _particles(
         "simple_speaker_listener.SimpleSpeakerListenerMPE", _listener_there
@@ -225,10 +230,10 @@ def _options(game: str, query: str) -> Options:
 def _environment(world_id: str, rules: Rules, options: Options) -> Any:
     """JaxMARL's environment, of which nothing is printed and nothing else is imported."""
     path, _, name = rules.place.rpartition(".")
-    with _silence(), warnings.catch_warnings():
+    with silence(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Overcooked recommends its successor
         try:
-            with _alone(f"jaxmarl.environments.{path}"):
+            with alone(f"jaxmarl.environments.{path}"):
                 module = importlib.import_module(f"jaxmarl.environments.{path}")
         except ImportError as missing:
             package = missing.name or missing
@@ -236,26 +241,6 @@ def _environment(world_id: str, rules: Rules, options: Options) -> Any:
                 f"world '{world_id}' needs the Python package '{package}', which is not here"
             ) from missing
         return getattr(module, name)(**rules.arguments(module, options))
-
-
-@contextlib.contextmanager
-def _alone(module: str) -> Iterator[None]:
-    """Lets one module of JaxMARL be imported without what its packages import; see `smax`."""
-    found = None if "jaxmarl" in sys.modules else importlib.util.find_spec("jaxmarl")
-    if found is None or found.origin is None:
-        yield
-        return
-    parts, root = module.split("."), Path(found.origin).parent.parent
-    packages = [parts[:depth] for depth in range(1, len(parts))]
-    for package in packages:
-        stand_in = types.ModuleType(".".join(package))
-        stand_in.__path__ = [str(root.joinpath(*package))]
-        sys.modules[stand_in.__name__] = stand_in
-    try:
-        yield
-    finally:
-        for package in packages:
-            del sys.modules[".".join(package)]
 
 
 def _settled(game: Any) -> Any:

@@ -27,13 +27,6 @@ reward scale (a perfect episode is worth 20). It is still not the real game:
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
-import sys
-import types
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +36,7 @@ from jax import Array
 from pevdn.errors import unknown
 from pevdn.worlds.base import AgentSpec, Step, Things
 from pevdn.worlds.maps import BATTLE_MAPS, STOCK_LIMIT
+from pevdn.worlds.quiet import alone, silence
 
 
 class UnitFigures(NamedTuple):
@@ -165,50 +159,9 @@ def starcraft_rules() -> dict[str, Any]:
 
 def _environment(map_name: str, limit: int, rules: dict[str, Any]) -> Any:
     """JaxMARL's environment against its scripted enemy, ending after exactly `limit` steps."""
-    with _silence(), _smax_alone():
+    with silence(), alone("jaxmarl.environments.smax.smax_env"):
         from jaxmarl.environments.smax.heuristic_enemy_smax_env import HeuristicEnemySMAX
         from jaxmarl.environments.smax.smax_env import map_name_to_scenario
 
     # It looks at the clock before moving it, so that `max_steps=100` ends after 101 steps.
     return HeuristicEnemySMAX(scenario=map_name_to_scenario(map_name), max_steps=limit - 1, **rules)
-
-
-@contextlib.contextmanager
-def _smax_alone() -> Iterator[None]:
-    """Lets one module of JaxMARL be imported without the packages around it.
-
-    Those import every world that JaxMARL has, which takes four seconds and none of it is needed.
-    Empty ones stand in for them meanwhile; who imports JaxMARL later gets the real ones.
-    """
-    found = None if "jaxmarl" in sys.modules else importlib.util.find_spec("jaxmarl")
-    if found is None or found.origin is None:
-        yield
-        return
-    names = ("jaxmarl", "jaxmarl.environments", "jaxmarl.environments.smax")
-    root = Path(found.origin).parent.parent
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")))]
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Drops what is printed, and gives the streams back as they were.
-
-    JaxMARL prints when it is imported, after setting `sys.stdout` to `sys.__stdout__` itself:
-    redirecting the first alone would not hold, and a notebook would lose its output for good.
-    """
-    names = ("stdout", "stderr", "__stdout__", "__stderr__")
-    streams = {name: getattr(sys, name) for name in names}
-    for name in names:
-        setattr(sys, name, io.StringIO())
-    try:
-        yield
-    finally:
-        for name, stream in streams.items():
-            setattr(sys, name, stream)
