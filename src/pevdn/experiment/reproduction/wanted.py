@@ -1,0 +1,83 @@
+"""What an experiment is asked for, and what its arms are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pevdn.experiment import presets
+from pevdn.experiment.reproduction.campaign import Arm
+from pevdn.experiment.reproduction.measure import Row
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How large an experiment is to be, and where."""
+
+    out: Path
+    seeds: int
+    steps: int
+    quick: bool = False
+    env: str | None = None  # another world than the experiment's own
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for every arm
+
+    def arm(
+        self, name: str, env: str, algorithm: str | None, preset: str | None = None, **own: Any
+    ) -> Arm:
+        config = presets.configure(
+            algorithm,
+            self.env or env,
+            self.steps,
+            self.seeds,
+            settings={**self.settings, **own},
+            preset=preset,
+        )
+        return Arm(name, config, self.out / name)
+
+
+class Experiment(Protocol):
+    """A module that says what to train and how to read it."""
+
+    NAME: str
+    TITLE: str
+    SEEDS: int
+    STEPS: int
+    QUICK_SEEDS: int
+    QUICK_STEPS: int
+
+    def arms(self, wanted: Wanted) -> list[Arm]: ...
+    def left_out(self, wanted: Wanted) -> list[str]: ...
+    def original(self, arm: str, model: str) -> str | None: ...
+    def baseline(self, arm: str) -> str: ...
+    def draw(self, figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None: ...
+    def words(self, rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]: ...
+
+
+def errors(axes: Any, x: Sequence[float], rows: Sequence[Row], colour: str, label: str) -> None:
+    """Win rates with their intervals, joined by a line."""
+    rates = [row["win_rate"] for row in rows]
+    axes.plot(x, rates, "o-", color=colour, label=label)
+    for place, row in zip(x, rows, strict=True):
+        if row["win_rate_low"] is not None:
+            axes.vlines(place, row["win_rate_low"], row["win_rate_high"], color=colour, alpha=0.6)
+
+
+def style(figure: Any, axes: Any, arms: Sequence[Arm]) -> None:
+    """What the pictures of all studies share."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    config = arms[0].config
+    many = f"{config.seeds} seeds, 95 % bootstrap intervals" if config.seeds > 1 else "one seed"
+    worlds = dict.fromkeys(arm.config.env for arm in arms)
+    figure.suptitle(f"{', '.join(worlds)}: {config.steps:,} steps, {many}", fontsize=10.5)
+
+
+def among(rows: Sequence[Row], *arms: str) -> list[Row]:
+    """The rows of what these arms would release."""
+    return [row for row in rows if row["arm"] in arms and row["released"]]
+
+
+def find(rows: Sequence[Row], arm: str) -> Row:
+    return among(rows, arm)[0]
