@@ -10,6 +10,7 @@ import numpy as np
 from pevdn.experiment import paper, statistics
 from pevdn.experiment.reproduction import measure
 from pevdn.experiment.reproduction.campaign import Arm
+from pevdn.experiment.reproduction.drawing import clear, legend
 from pevdn.experiment.reproduction.measure import Curves, Row
 from pevdn.experiment.reproduction.wanted import Wanted, among, find
 
@@ -29,6 +30,7 @@ COLOURS = {
     "pe-vdn-c-anchor": "#D55E00",
     OURS: "#009E73",
 }
+DASHED: Any = {"linewidth": 1.1, "linestyle": (0, (4, 2))}
 
 
 def arms(wanted: Wanted) -> list[Arm]:
@@ -60,7 +62,7 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
     """Panels (a) and (b): ours with its band, the paper's one run dashed."""
     from matplotlib.lines import Line2D
 
-    figure.set_size_inches(11, 4.4)
+    figure.set_size_inches(11, 4.8)
     panels = figure.subplots(1, 2, sharey=True)
     seeds = arms[0].config.seeds
     drawn = {arm.name: measure.curves_of(arm.config, arm.run.metrics) for arm in arms}
@@ -74,7 +76,7 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
             second.append((name, curves, f"{THEIRS}, {model}", name))
     chosen = measure.released(drawn[OURS])
     second.append((OURS, drawn[OURS][chosen], f"{OURS} (ours), {chosen}", ""))
-    for axes, letter, lines in zip(panels, "ab", (first, second), strict=True):
+    for axes, lines in zip(panels, (first, second), strict=True):
         for name, curves, label, theirs in lines:
             _curve(axes, curves, COLOURS[name], label)
             if (published := measure.published(theirs)) is not None:
@@ -83,24 +85,13 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
                     published.steps[upto] / 1000,
                     published.smooth[0, upto],
                     color=COLOURS[name],
-                    linewidth=1.1,
-                    linestyle=(0, (4, 2)),
                     alpha=0.75,
+                    **DASHED,
                 )
-        grey = Line2D([], [], color="0.4", linewidth=1.1, linestyle=(0, (4, 2)))
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(
-            [*handles, grey],
-            [*labels, "the paper's run (StarCraft II)"],
-            fontsize=8.5,
-            loc="upper left" if letter == "b" else "lower right",
-            framealpha=0.9,
-            edgecolor="none",
-        )
+        legend(axes, Line2D([], [], color="0.4", label="the paper's one run", **DASHED))
         axes.set(xlabel="environment steps, thousands", ylim=(-0.02, 1.02))
         axes.set_xlim(0, float(lines[0][1].steps[-1]) / 1000)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        clear(axes)
     panels[0].set_ylabel("win rate")
     panels[0].set_title("(a) without differential privacy", loc="left", fontsize=10.5)
     panels[1].set_title(f"(b) {_private_title(rows)}", loc="left", fontsize=10.5)
@@ -194,7 +185,7 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     claimed = float(anchor.final.mean() / vdn.final.mean())
     low, high = paper.SOUND
     told = [
-        f"The paper claims ε {paper.EPSILON} at δ {paper.DELTA} by its Theorem 1, which is not "
+        f"The paper claims ε {paper.EPSILON:.2f} at δ {paper.DELTA} by its Theorem 1, which is not "
         "sound for a buffer throughput above 1; settings that give this claim have a sound ε of "
         f"{low} to {high}. Ours are from each run's ledger: {THEIRS} ε agent "
         f"{theirs['epsilon_agent']:.2f} and team {theirs['epsilon_team']:.2f}, {OURS} ε agent "

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pevdn.experiment.reproduction.campaign import Arm
+from pevdn.experiment.reproduction.drawing import errors, legend, style
 from pevdn.experiment.reproduction.measure import Row
-from pevdn.experiment.reproduction.wanted import Wanted, among, errors, style
+from pevdn.experiment.reproduction.wanted import Wanted, among
 
 NAME, TITLE = "agents", "Win rate and traffic against team size"
 MAPS, QUICK = ("3m", "8m", "25m"), ("3m", "8m")
@@ -49,16 +50,25 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
         own = _of(rows, algorithm)
         sizes = [row["agents"] for row in own]
         errors(won, sizes, own, colour, algorithm)
-        sent.plot(sizes, [row["bytes_per_agent"] / 1e6 for row in own], "o-", color=colour)
+        sent.plot(
+            sizes,
+            [row["bytes_per_agent"] / 1e6 for row in own],
+            "o-",
+            color=colour,
+            label=algorithm,
+        )
     won.set(ylabel="win rate, last quarter", ylim=(-0.02, 1.02))
     sent.set(ylabel="sent by an agent, MB", yscale="log")
+    sent.yaxis.set_major_formatter("{x:g}")
+    sent.yaxis.set_minor_formatter("{x:g}")
     ticks = sorted({row["agents"] for row in rows})
     for axes in (won, sent):
         axes.set(xlabel="agents", xscale="log")
         axes.set_xticks(ticks, [str(n) for n in ticks])
         axes.set_xticks([], minor=True)
         style(figure, axes, arms)
-    won.legend(fontsize=8.5, loc="lower left", framealpha=0.9, edgecolor="none")
+    legend(won)
+    legend(sent)
 
 
 def words(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:

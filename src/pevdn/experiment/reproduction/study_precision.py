@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pevdn.experiment.reproduction.campaign import Arm
+from pevdn.experiment.reproduction.drawing import errors, legend, style
 from pevdn.experiment.reproduction.measure import Row
-from pevdn.experiment.reproduction.wanted import Wanted, errors, find, style
+from pevdn.experiment.reproduction.wanted import Wanted, find
 
 NAME, TITLE = "precision", "Win rate against PRECISION"
 ENV, EXACT = "smax-sc2:3m", "vdn"  # the same gradient from the exact sum
@@ -48,7 +49,7 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
         axes.plot(refused, [0.02] * len(refused), "x", color="#D55E00", label="refused")
     axes.set(xlabel="PRECISION", ylabel="win rate, last quarter", ylim=(-0.02, 1.02))
     axes.set_xticks(range(8))
-    axes.legend(fontsize=8.5, loc="lower right", framealpha=0.9, edgecolor="none")
+    legend(axes)
     style(figure, axes, arms)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from pevdn.experiment import paper, presets
 from pevdn.experiment.reproduction import measure
 from pevdn.experiment.reproduction.campaign import Arm
+from pevdn.experiment.reproduction.drawing import errors, legend, style
 from pevdn.experiment.reproduction.measure import Row
-from pevdn.experiment.reproduction.wanted import Wanted, errors, find, style
+from pevdn.experiment.reproduction.wanted import Wanted, find
 
 NAME, TITLE = "privacy", "Win rate against ε"
 ENV, RECIPE = "smax-sc2:3m", "private-2.9"
@@ -58,7 +59,7 @@ def _private(rows: Sequence[Row]) -> list[Row]:
 
 def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
     """Every arm is a point for each view, at the ε of its ledger."""
-    figure.set_size_inches(7.5, 4.6)
+    figure.set_size_inches(7.5, 5)
     axes = figure.add_subplot()
     low, high = EPSILONS[0] * 0.8, EPSILONS[-1] * 1.4
     for view, colour in COLOURS.items():
@@ -78,7 +79,7 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"ε at δ = {presets.PRESETS[RECIPE].settings['delta']:.3g}")
-    axes.legend(fontsize=8.5, loc="upper left", framealpha=0.9, edgecolor="none")
+    legend(axes)
     style(figure, axes, arms)
 
 
@@ -107,7 +108,7 @@ def words(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
             f"{best['epsilon_agent']:.2f} and team {best['epsilon_team']:.2f}."
         )
     told.append(
-        f"The paper's point is drawn where it claims to be (ε {paper.EPSILON}) and where its "
+        f"The paper's point is drawn where it claims to be (ε {paper.EPSILON:.2f}) and where its "
         f"settings are by sound accounting (ε {paper.SOUND[0]} to {paper.SOUND[1]}); it was one "
         "run, in StarCraft II."
     )

@@ -55,25 +55,6 @@ class Experiment(Protocol):
     def words(self, rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]: ...
 
 
-def errors(axes: Any, x: Sequence[float], rows: Sequence[Row], colour: str, label: str) -> None:
-    """Win rates with their intervals, joined by a line."""
-    rates = [row["win_rate"] for row in rows]
-    axes.plot(x, rates, "o-", color=colour, label=label)
-    for place, row in zip(x, rows, strict=True):
-        if row["win_rate_low"] is not None:
-            axes.vlines(place, row["win_rate_low"], row["win_rate_high"], color=colour, alpha=0.6)
-
-
-def style(figure: Any, axes: Any, arms: Sequence[Arm]) -> None:
-    """What the pictures of all studies share."""
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    config = arms[0].config
-    many = f"{config.seeds} seeds, 95 % bootstrap intervals" if config.seeds > 1 else "one seed"
-    worlds = dict.fromkeys(arm.config.env for arm in arms)
-    figure.suptitle(f"{', '.join(worlds)}: {config.steps:,} steps, {many}", fontsize=10.5)
-
-
 def among(rows: Sequence[Row], *arms: str) -> list[Row]:
     """The rows of what these arms would release."""
     return [row for row in rows if row["arm"] in arms and row["released"]]
