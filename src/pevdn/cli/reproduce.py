@@ -66,7 +66,7 @@ def _show(document: dict[str, Any]) -> None:
                 row["model"],
                 text.rate(row, "win_rate", ".2f"),
                 f"{row['paper']['win_rate']:.2f}" if "paper" in row else text.NONE,
-                f"{row['share_of_vdn']:.0%}" if row.get("share_of_vdn") else text.NONE,
+                text.rate(row, "share_of_vdn", ".0%").partition(" ")[0],
                 text.epsilon(row, "epsilon_agent"),
                 text.epsilon(row, "epsilon_team"),
             ]

@@ -102,7 +102,8 @@ class Arm:
 
 def _flat(config: Config) -> dict[str, Any]:
     whole = dataclasses.asdict(config)
-    return {**whole, **whole.pop("settings")}
+    settings = whole.pop("settings")
+    return {**whole, **settings}
 
 
 def train_all(
@@ -223,7 +224,7 @@ def _side_by_side(
             for process in working.values():
                 process.wait()
     if stop:
-        names = ", ".join(arm.name for arm in working)
+        names = ", ".join(arm.name for arm in working) or "no arm"
         raise Interrupted(f"stopped in {names}; everything is saved, and the same command goes on.")
 
 

@@ -80,10 +80,10 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
         for name, curves, label, theirs in lines:
             _curve(axes, curves, COLOURS[name], label)
             if (published := measure.published(theirs)) is not None:
-                upto = published.steps <= curves.steps[-1]
+                known = published.upto(curves.steps[-1])
                 axes.plot(
-                    published.steps[upto] / 1000,
-                    published.smooth[0, upto],
+                    known.steps / 1000,
+                    known.smooth[0],
                     color=COLOURS[name],
                     alpha=0.75,
                     **DASHED,
@@ -171,9 +171,9 @@ def _order(rows: Sequence[Row]) -> list[str]:
     if high is None:
         return []
     verdict = "below vdn" if high < 1 else "not clearly below vdn"
+    published = "" if theirs is None else f"; in the paper {theirs:.0%}"
     return [
-        f"iql keeps {iql['share_of_vdn']:.0%} of vdn (at most {high:.0%}), {verdict}; in the paper "
-        f"{theirs:.0%}."
+        f"iql keeps {iql['share_of_vdn']:.0%} of vdn (at most {high:.0%}), {verdict}{published}."
     ]
 
 

@@ -34,6 +34,11 @@ class Curves:
     steps: NDArray[Any]  # (K,)
     values: NDArray[Any]  # (S, K)
 
+    def upto(self, steps: float) -> Curves:
+        """What was known after so many steps, but two evaluations at least."""
+        known = max(2, int(np.searchsorted(self.steps, steps, side="right")))
+        return Curves(self.steps[:known], self.values[:, :known])
+
     @property
     def smooth(self) -> NDArray[Any]:
         """(S, K), each the mean of the last five evaluations."""
@@ -210,14 +215,14 @@ def table(
 ) -> list[Row]:
     """A row for each model of each finished arm.
 
-    `original` says what the paper calls an arm's model, `baseline` which arm is its VDN.
+    `original` says what the paper calls an arm's model, `baseline` which arm is its VDN. The
+    paper's figures are those after as many steps as ours.
     """
     found = {
         arm.name: (arm, lines := arm.run.metrics, curves_of(arm.config, lines))
         for arm in arms
         if arm.run.finished
     }
-    theirs = published("vdn")
     rows = []
     for name, (arm, lines, models) in found.items():
         shared = {**setting(arm.config, lines), **privacy(arm), **traffic(arm.config, lines)}
@@ -225,8 +230,9 @@ def table(
         for model, curves in models.items():
             row = {"arm": name, "model": model, **shared, **learning(curves, vdn)}
             row["released"] = model == released(models)
-            curve = published(original(name, model))
-            if curve is not None:
-                row["paper"] = learning(curve, theirs)
+            theirs, their_vdn = published(original(name, model)), published("vdn")
+            if theirs is not None and their_vdn is not None:
+                steps = arm.config.steps
+                row["paper"] = learning(theirs.upto(steps), their_vdn.upto(steps))
             rows.append(row)
     return rows

@@ -28,7 +28,8 @@ def arms(wanted: Wanted) -> list[Arm]:
     from pevdn.privacy.planner import Plan, smallest_noise
 
     recipe = wanted.arm(RECIPE, ENV, None, preset=RECIPE).config
-    plan = Plan.of(recipe, len(worlds.make(recipe.env).agents))
+    sizes = {world.id: world.agents for world in worlds.available()}  # without starting JAX
+    plan = Plan.of(recipe, sizes.get(recipe.env) or len(worlds.make(recipe.env).agents))
     views = {view: QUICK if wanted.quick else EPSILONS for view in COLOURS}
     if wanted.quick:
         del views["team"]
