@@ -150,12 +150,16 @@ class _Clock:
         self.total = sum(arm.config.steps for arm in arms)
         self.first = sum(arm.steps for arm in arms)
         self.began = time.monotonic()
+        self.starting: list[float] = []  # seconds that arms took until their first step
 
-    def left(self, steps: int) -> str:
-        made, took = steps - self.first, time.monotonic() - self.began
+    def left(self, steps: int, to_start: int = 0) -> str:
+        """After so many steps of all arms, with so many arms still to be started."""
+        starting = sum(self.starting)
+        made, took = steps - self.first, time.monotonic() - self.began - starting
         if made <= 0:
             return ""
-        minutes = (self.total - steps) * took / made / 60
+        seconds = (self.total - steps) * took / made
+        minutes = (seconds + to_start * starting / max(1, len(self.starting))) / 60
         told = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"
         return f"all of it: about {told} left"
 
@@ -169,8 +173,9 @@ class _Overall:
         self.arm = arms[0]
 
     def turn_to(self, arm: Arm) -> None:
-        self.arm = arm
+        self.arm, self.since = arm, time.monotonic()
         self.others = sum(other.steps for other in self.arms if other is not arm)
+        self.to_start = sum(not other.over for other in self.arms) - 1
 
     @property
     def place(self) -> str:
@@ -180,10 +185,11 @@ class _Overall:
         self.inner.note(text)
 
     def start(self, title: str, steps: int, done: int) -> None:
+        self.clock.starting.append(time.monotonic() - self.since)
         self.inner.start(f"{self.place}, {self.arm.name}: {title}", steps, done)
 
     def moment(self, moment: Moment) -> None:
-        left = self.clock.left(self.others + moment.steps)
+        left = self.clock.left(self.others + moment.steps, self.to_start)
         self.inner.moment(dataclasses.replace(moment, overall=left))
 
     def stop(self) -> None:
