@@ -444,7 +444,14 @@ def pretend(arm: Arm, win_rates: Sequence[Sequence[float]], **more: float) -> No
     (arm.path / "summary.json").write_text(json.dumps({**made, "wall_seconds": 36.0}))
 
 
-LEVEL = {"iql": 0.5, "vdn": 0.8, "pe-vdn-a": 0.8, "pe-vdn-b": 0.8, "paper-c": 0.2}
+LEVEL = {
+    "iql": 0.5,
+    "vdn": 0.8,
+    "vdn-ours": 0.75,
+    "pe-vdn-a": 0.8,
+    "pe-vdn-b": 0.8,
+    "paper-c": 0.2,
+}
 
 
 def pretend_figure1(out: Path, quick: bool = False) -> list[Arm]:
@@ -463,7 +470,7 @@ def figure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     out = tmp_path_factory.mktemp("figure1")
     pretend_figure1(out)
     said = cli("reproduce", "--seeds=2", "--out", out, "--json")
-    assert said.code == 0 and said.err == "6 of 6 arms are finished already.\n"
+    assert said.code == 0 and said.err == "7 of 7 arms are finished already.\n"
     return out, json.loads(said.out)
 
 
@@ -484,7 +491,7 @@ def test_one_document_holds_what_is_in_the_directory(figure: tuple[Path, dict[st
 
 def test_the_table_is_what_one_computes_by_hand(figure: tuple[Path, dict[str, Any]]) -> None:
     rows = rows_of(figure[1])
-    assert len(rows) == 8
+    assert len(rows) == 9
     iql, ours = rows["iql", "running"], rows["private-2.9", "average"]
     assert iql["win_rate"] == pytest.approx(0.5) and iql["share_of_vdn"] == pytest.approx(0.625)
     assert iql["win_rate_low"] == pytest.approx(0.45)
@@ -494,6 +501,8 @@ def test_the_table_is_what_one_computes_by_hand(figure: tuple[Path, dict[str, An
     assert rows["vdn", "running"]["seeds_at_80"] == 1
     assert ours["released"] and not rows["private-2.9", "running"]["released"]
     assert ours["share_of_vdn"] == pytest.approx(0.7 / 0.8) and "paper" not in ours
+    assert ours["baseline"] == "vdn"  # the better of two
+    assert rows["vdn-ours", "running"]["share_of_vdn"] == pytest.approx(0.75 / 0.8)
     assert rows["paper-c", "anchor"]["paper"]["win_rate"] == pytest.approx(0.755, abs=1e-3)
     spent = Plan.of(presets.configure(None, preset="private-2.9"), 3).mechanism.spent(100)
     assert (ours["epsilon_agent"], ours["epsilon_team"]) == (
@@ -576,6 +585,16 @@ def test_a_study_is_a_table_a_picture_and_words(
     )
     assert (tmp_path / f"{study}.png").stat().st_size > 10_000
     assert (tmp_path / f"{study}.pdf").exists() and document["left_out"]
+
+
+def test_vdn_is_also_trained_with_the_network_of_our_recipe(tmp_path: Path) -> None:
+    ours = presets.configure(None, preset="private-2.9").settings
+    arms = {arm.name: arm.config for arm in figure1.arms(Wanted(tmp_path, 8, 400_000))}
+    like = arms["vdn-ours"]
+    assert (like.algorithm, like.settings.hidden_size) == ("vdn", ours.hidden_size)
+    assert like.settings.network == ours.network
+    same = Wanted(tmp_path, 8, 400_000, settings={"network": "recurrent", "hidden_size": 64})
+    assert [arm.name for arm in same.vdns("smax-sc2:3m", "private-2.9")] == ["vdn"]
 
 
 def test_without_quick_the_studies_are_what_the_paper_announces(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def reproduce(
         observer.note(f"quick: {'; '.join(left_out)}.")
     campaign.train_all(arms, observer, devices, jobs, may_refuse=study == "precision")
     done = [arm for arm in arms if not arm.refused]
-    rows = measure.table(done, experiment.original, experiment.baseline)
+    rows = measure.table(done, experiment.original, experiment.baselines)
     summaries = [arm.run.summary for arm in done]
     document: dict[str, Any] = {
         "experiment": experiment.NAME,

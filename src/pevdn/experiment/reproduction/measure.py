@@ -1,13 +1,14 @@
 """From finished runs to the figures of a table: how well, how soon, how private, at what traffic.
 
-A run may have several models: the one that trains (`running`) and others that would be released
-(`anchor`, `average`). Before a seed has such a model its win rate counts as 0, as in the paper.
+A run may have several models: the one that trains and others that would be released instead (its
+anchor, averaged parameters). Before a seed has such a model its win rate counts as 0, as in the
+paper.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 
 from pevdn.experiment import paper, statistics
 from pevdn.experiment.config import Config, fingerprint
-from pevdn.experiment.report import WINDOW, by_seed
+from pevdn.experiment.report import MODELS, WINDOW, by_seed
 from pevdn.experiment.reproduction.campaign import Arm
 from pevdn.privacy import accounting
 
 GOAL = 0.8  # win rate that "steps to 80 %" waits for
 SMOOTH = 5  # evaluations in a moving mean, as in the paper's figure
-RELEASED = ("average", "anchor", "running")  # the first that a run has is what would be deployed
+RUNNING = "running"  # the model that trains
 Lines = Sequence[dict[str, Any]]
 Row = dict[str, Any]
 
@@ -75,16 +76,16 @@ def curves_of(config: Config, lines: Lines) -> dict[str, Curves]:
     steps = np.minimum(np.arange(rounds) * config.settings.eval_every, config.steps)
     models = [name for name in lines[0] if name.startswith("win_rate")]
     return {
-        model.removeprefix("win_rate").lstrip("_") or "running": Curves(
+        model.removeprefix("win_rate").lstrip("_") or RUNNING: Curves(
             steps, np.array([[line[model] or 0.0 for line in own[:rounds]] for own in seeds])
         )
         for model in models
     }
 
 
-def released(models: Any) -> str:
-    """Which of some models would be deployed."""
-    return next(model for model in RELEASED if model in models)
+def released(models: Collection[str]) -> str:
+    """Which of some models a team would be sent out with."""
+    return next(model or RUNNING for model in MODELS if (model or RUNNING) in models)
 
 
 def published(name: str | None) -> Curves | None:
@@ -211,12 +212,12 @@ def sampled_steps(config: Config, lines: Lines) -> float:
 def table(
     arms: Sequence[Arm],
     original: Callable[[str, str], str | None],
-    baseline: Callable[[str], str],
+    baselines: Callable[[str], Sequence[str]],
 ) -> list[Row]:
     """A row for each model of each finished arm.
 
-    `original` says what the paper calls an arm's model, `baseline` which arm is its VDN. The
-    paper's figures are those after as many steps as ours.
+    `original` says what the paper calls an arm's model, `baselines` which arms are VDNs that it is
+    held against: the best of them. The paper's figures are those after as many steps as ours.
     """
     found = {
         arm.name: (arm, lines := arm.run.metrics, curves_of(arm.config, lines))
@@ -226,7 +227,10 @@ def table(
     rows = []
     for name, (arm, lines, models) in found.items():
         shared = {**setting(arm.config, lines), **privacy(arm), **traffic(arm.config, lines)}
-        vdn = found[baseline(name)][2]["running"] if baseline(name) in found else None
+        vdns = {n: found[n][2][RUNNING] for n in baselines(name) if n in found}
+        best = max(vdns, key=lambda n: float(vdns[n].final.mean()), default=None)
+        shared["baseline"] = best
+        vdn = vdns[best] if best is not None else None
         for model, curves in models.items():
             row = {"arm": name, "model": model, **shared, **learning(curves, vdn)}
             row["released"] = model == released(models)

@@ -8,7 +8,7 @@ from typing import Any
 from pevdn.experiment.reproduction.campaign import Arm
 from pevdn.experiment.reproduction.drawing import errors, legend, style
 from pevdn.experiment.reproduction.measure import Row
-from pevdn.experiment.reproduction.wanted import Wanted, among
+from pevdn.experiment.reproduction.wanted import Wanted, find
 
 NAME, TITLE = "agents", "Win rate and traffic against team size"
 MAPS, QUICK = ("3m", "8m", "25m"), ("3m", "8m")
@@ -35,8 +35,8 @@ def original(arm: str, model: str) -> str | None:
     return None
 
 
-def baseline(arm: str) -> str:
-    return f"vdn-{arm.rpartition('-')[2]}"
+def baselines(arm: str) -> Sequence[str]:
+    return [f"vdn-{arm.rpartition('-')[2]}"]
 
 
 def _of(rows: Sequence[Row], algorithm: str) -> list[Row]:
@@ -81,7 +81,7 @@ def words(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
     ]
     for row in _of(rows, "pe-vdn-b"):
         share, low, high = (row[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
-        (vdn,) = among(rows, baseline(row["arm"]))
+        vdn = find(rows, row["baseline"])
         kept = "VDN won nothing" if share is None else f"{share:.0%} of VDN"
         bounds = f" ({low:.0%} to {high:.0%})" if low is not None else ""
         told.append(

@@ -31,8 +31,8 @@ def original(arm: str, model: str) -> str | None:
     return {EXACT: EXACT, "precision-5": "pe-vdn-b"}.get(arm)
 
 
-def baseline(arm: str) -> str:
-    return EXACT
+def baselines(arm: str) -> Sequence[str]:
+    return [EXACT]
 
 
 def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:

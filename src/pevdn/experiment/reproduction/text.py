@@ -104,8 +104,9 @@ def markdown(document: dict[str, Any]) -> str:
         "*Win rate*: mean over the evaluations of the last 100,000 steps (the last quarter of a "
         "shorter run), then over seeds; [95 % bootstrap interval over seeds]. *Area*: under the "
         "curve, 1 at most. *Steps to 80 %*: until the mean of five evaluations is 0.8; median over "
-        "seeds, and how many got there. *Paper*: its one run, after as many steps. "
-        "A model that a seed does not have yet wins 0.",
+        "seeds, and how many got there. *Share of VDN*: our recipe's is of the better of `vdn` and "
+        "`vdn-ours`, which has our recipe's network. *Paper*: its one run, after as many "
+        "steps. A model that a seed does not have yet wins 0.",
         "## How private, and at what traffic",
         _table(
             ["arm", "ε agent", "ε team", "δ", "Theorem 1 would claim", "messages sent", "bytes"],

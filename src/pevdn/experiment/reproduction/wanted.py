@@ -11,6 +11,9 @@ from pevdn.experiment import presets
 from pevdn.experiment.reproduction.campaign import Arm
 from pevdn.experiment.reproduction.measure import Row
 
+VDNS = ("vdn", "vdn-ours")  # the second has the network that our recipe has
+NETWORK = ("network", "hidden_size")  # settings that are about it
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -36,6 +39,14 @@ class Wanted:
         )
         return Arm(name, config, self.out / name)
 
+    def vdns(self, env: str, recipe: str) -> list[Arm]:
+        """VDN, and VDN with the network of a recipe where that is another."""
+        plain = self.arm(VDNS[0], env, "vdn")
+        ours = self.arm(recipe, env, None, preset=recipe).config.settings
+        network = {name: getattr(ours, name) for name in NETWORK}
+        like = self.arm(VDNS[1], env, "vdn", **network)
+        return [plain, like] if like.config != plain.config and not self.quick else [plain]
+
 
 class Experiment(Protocol):
     """A module that says what to train and how to read it."""
@@ -50,7 +61,7 @@ class Experiment(Protocol):
     def arms(self, wanted: Wanted) -> list[Arm]: ...
     def left_out(self, wanted: Wanted) -> list[str]: ...
     def original(self, arm: str, model: str) -> str | None: ...
-    def baseline(self, arm: str) -> str: ...
+    def baselines(self, arm: str) -> Sequence[str]: ...
     def draw(self, figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None: ...
     def words(self, rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]: ...
 
