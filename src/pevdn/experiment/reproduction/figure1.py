@@ -197,15 +197,15 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     ]
     if ours["share_of_vdn"] is None:
         return [*told, "vdn won nothing, so that shares of it cannot be told."]
-    beaten = {True: "more than", False: "less than"}[ours["share_of_vdn"] > claimed]
-    bounds = (
-        f" ({ours['share_of_vdn_low']:.0%} to {ours['share_of_vdn_high']:.0%})"
-        if ours["share_of_vdn_low"] is not None
-        else ""
-    )
+    share, least, most = (ours[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
+    bounds = "" if least is None else f" ({least:.0%} to {most:.0%})"
+    if least is not None and least <= claimed <= most:
+        verdict = "not clearly more or less than"
+    else:
+        verdict = "more than" if share > claimed else "less than"
     told.append(
-        f"{OURS} keeps {ours['share_of_vdn']:.0%}{bounds} of {ours['baseline']} with its "
-        f"{ours['model']} model, {beaten} the {claimed:.0%} that the paper's anchor keeps of its "
+        f"{OURS} keeps {share:.0%}{bounds} of {ours['baseline']} with its "
+        f"{ours['model']} model, {verdict} the {claimed:.0%} that the paper's anchor keeps of its "
         "own VDN."
     )
     if theirs["share_of_vdn"] < claimed:

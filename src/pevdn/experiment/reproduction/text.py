@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pevdn.experiment import paper
 from pevdn.experiment.reproduction import default_directory
 from pevdn.experiment.reproduction.measure import Row
 from pevdn.experiment.reproduction.wanted import Wanted
@@ -13,7 +14,12 @@ NONE = "–"
 
 
 def command(wanted: Wanted, study: str | None) -> str:
-    """What to type for the same again."""
+    """What to type for the same again; in Python, if the command line cannot ask for it."""
+    if wanted.env or wanted.settings:
+        given = {"study": study, "seeds": wanted.seeds, "steps": wanted.steps, "env": wanted.env}
+        given |= {"quick": wanted.quick or None, "out": str(wanted.out), **wanted.settings}
+        told = (f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"pevdn.reproduce({', '.join(told)})"
     words = ["pevdn reproduce", f"--seeds {wanted.seeds}", f"--steps {wanted.steps}"]
     words += [f"--study {study}"] * (study is not None) + ["--quick"] * wanted.quick
     if wanted.out != default_directory(study, wanted.quick):
@@ -109,12 +115,15 @@ def markdown(document: dict[str, Any]) -> str:
         "steps. A model that a seed does not have yet wins 0.",
         "## How private, and at what traffic",
         _table(
-            ["arm", "ε agent", "ε team", "δ", "Theorem 1 would claim", "messages sent", "bytes"],
+            [
+                *("arm", "ε agent", "ε team", "δ", "Theorem 1 would claim", "paper claims"),
+                *("messages sent", "bytes"),
+            ],
             (_cost(row) for row in arms),
         ),
         "ε is what the run's ledger says at its end, the largest of the seeds; ∞ without "
         "differential privacy. Theorem 1 is about the agent view, sound only for a buffer "
-        "throughput of 1, and shown for comparison; the paper claims (2.90, 4.9e-4) by it. "
+        "throughput of 1, and shown for comparison; the paper claims its ε by it. "
         "*Sent*: by one agent in the training of one seed. A message "
         "is one 32-bit number for a step of a sampled episode; the number of these is computed "
         "from updates, batch size and the lengths of the episodes in the buffer, not counted one "
@@ -128,10 +137,11 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _learning(row: Row) -> list[str]:
-    paper = row.get("paper")
+    original = row.get("paper")
 
     def theirs(name: str, form: str) -> str:
-        return NONE if paper is None or paper[name] is None else f"{paper[name]:{form}}"
+        value = original[name] if original is not None else None
+        return NONE if value is None else f"{value:{form}}"
 
     return [
         row["arm"],
@@ -143,7 +153,7 @@ def _learning(row: Row) -> list[str]:
         rate(row, "area"),
         theirs("area", ".3f"),
         soon(row),
-        NONE if paper is None else soon(paper).partition(" ")[0],
+        NONE if original is None else soon(original).partition(" ")[0],
     ]
 
 
@@ -159,6 +169,7 @@ def _cost(row: Row) -> list[str]:
         epsilon(row, "epsilon_team"),
         f"{row['delta']:.3g}" if "delta" in row else NONE,
         claim,
+        f"{paper.EPSILON:.2f} at δ {paper.DELTA:.3g}" if "paper" in row and claim != NONE else NONE,
         amount(row["messages_per_agent"]).strip(),
         f"{amount(row['bytes_per_agent'])}B",
     ]
