@@ -156,7 +156,7 @@ def _as_good_as_vdn(row: Row) -> str:
     }[row["arm"]]
     share, low, high = (row[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
     if low is None:
-        return f"{row['arm']} should equal vdn, since {why}; one seed cannot show it."
+        return f"{row['arm']} should equal vdn, since {why}; these seeds cannot show it."
     if low <= 1 <= high:
         return (
             f"{row['arm']} keeps {share:.0%} of vdn ({low:.0%} to {high:.0%}); these seeds do not "
@@ -195,7 +195,7 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
         f"{theirs['epsilon_agent']:.2f} and team {theirs['epsilon_team']:.2f}, {OURS} ε agent "
         f"{ours['epsilon_agent']:.2f} and team {ours['epsilon_team']:.2f}."
     ]
-    if ours["share_of_vdn"] is None:
+    if None in (ours["share_of_vdn"], theirs["share_of_vdn"]):
         return [*told, "vdn won nothing, so that shares of it cannot be told."]
     share, least, most = (ours[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
     bounds = "" if least is None else f" ({least:.0%} to {most:.0%})"

@@ -63,7 +63,7 @@ def words(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
     for row in (row for row in rows if row["arm"] != EXACT):
         low, high = row["share_of_vdn_low"], row["share_of_vdn_high"]
         if low is None:
-            verdict = "one seed cannot tell"
+            verdict = "these seeds cannot tell"
         else:
             verdict = (
                 "not told apart from it" if low <= 1 <= high else "better" if low > 1 else "worse"
