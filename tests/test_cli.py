@@ -18,7 +18,7 @@ from pevdn.experiment.run import Run
 
 COMMANDS = [
     *("train", "resume", "evaluate", "worlds", "algorithms", "config"),
-    *("budget", "ledger", "audit", "attack"),
+    *("budget", "ledger", "audit", "attack", "presets", "reproduce"),
 ]
 
 
@@ -42,7 +42,15 @@ def test_help_answers_within_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["worlds"], ["algorithms"], ["config"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["reproduce", "--help"],
+        ["worlds"],
+        ["algorithms"],
+        ["config"],
+    ],
 )
 def test_looking_around_does_not_load_jax(arguments: list[str]) -> None:
     program = """

@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
     from pevdn.experiment.directory import Run
     from pevdn.experiment.policy import Policy, load
+    from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
 
 __version__ = "0.1.0"
-__all__ = ["PevdnError", "Policy", "Run", "UsageError", "__version__", "load", "resume", "train"]
+__all__ = [
+    "PevdnError",
+    "Policy",
+    "Run",
+    "UsageError",
+    "__version__",
+    "load",
+    "reproduce",
+    "resume",
+    "train",
+]
 
 guard_against_deadlock()
 use_one_thread_on_few_cores()
@@ -30,6 +41,7 @@ _HOME = {
     "train": "pevdn.experiment.run",
     "resume": "pevdn.experiment.run",
     "Run": "pevdn.experiment.directory",
+    "reproduce": "pevdn.experiment.reproduction",
     "load": "pevdn.experiment.policy",
     "Policy": "pevdn.experiment.policy",
     "PevdnError": "pevdn.errors",

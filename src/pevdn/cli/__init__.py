@@ -16,6 +16,8 @@ from pevdn.cli import (
     config,
     evaluate,
     ledger,
+    presets,
+    reproduce,
     resume,
     train,
     worlds,
@@ -32,7 +34,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (train, resume, evaluate, attack, audit, budget, ledger, worlds, algorithms, config):
+COMMANDS = (
+    *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
+    *(presets, worlds, algorithms, config),
+)
+for command in COMMANDS:
     app.command(command.__name__.rpartition(".")[2])(command.main)
 
 

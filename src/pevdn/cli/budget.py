@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +12,19 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(
-    buffer_size: Annotated[int, typer.Option(help="Episodes that an agent keeps.")] = 1024,
+    preset: Annotated[
+        str | None, typer.Option(help="Start from this preset; `pevdn presets` lists them.")
+    ] = None,
+    buffer_size: Annotated[
+        int | None, typer.Option(help="Episodes that an agent keeps (default 1024).")
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Expected batch, in episodes (default 32).")
     ] = None,
     throughput: Annotated[
-        float, typer.Option(help="An update that is due happens with probability 1/throughput.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="An update that is due happens with probability 1/throughput."),
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise over clip norm (default 1).")
     ] = None,
@@ -27,10 +34,13 @@ def main(
         int | None,
         typer.Option(help="Environment steps of the run (default: any number)."),
     ] = None,
-    update_every: Annotated[int, typer.Option(help="Episodes from one update to the next.")] = 1,
+    update_every: Annotated[
+        int | None, typer.Option(help="Episodes from one update to the next (default 1).")
+    ] = None,
     relation: Annotated[
-        str, typer.Option(help="Neighbours: zero-out, add-or-remove or replace-one.")
-    ] = "zero-out",
+        str | None,
+        typer.Option(help="Neighbours: zero-out (default), add-or-remove or replace-one."),
+    ] = None,
     target_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -46,6 +56,7 @@ def main(
 ) -> None:
     """Say what ε a training will cost, for every view; or find the settings for a target."""
     from pevdn.errors import UsageError
+    from pevdn.experiment import presets
     from pevdn.privacy import planner
 
     if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:
@@ -55,17 +66,23 @@ def main(
         )
     if delta == 0:
         raise UsageError("delta is 0, but must be between 0 and 1; leave it out for the default.")
-    plan = planner.Plan(
-        buffer_size=buffer_size,
-        batch_size=min(32, buffer_size) if batch_size is None else batch_size,
-        throughput=throughput,
-        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        delta=delta or 0.0,
-        agents=agents,
-        relation=relation,
-        update_every=update_every,
-        steps=steps,
-    )
+    given: dict[str, Any] = {
+        "buffer_size": buffer_size,
+        "batch_size": batch_size,
+        "throughput": throughput,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        "relation": relation,
+        "update_every": update_every,
+        "steps": steps,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if preset is not None:
+        recipe = planner.Plan.of(presets.configure(None, preset=preset), agents)
+        chosen = dataclasses.asdict(recipe) | chosen
+    elif batch_size is None and buffer_size is not None:
+        chosen["batch_size"] = min(32, buffer_size)
+    plan = planner.Plan(**{**chosen, "agents": agents})
     if target_epsilon is not None:
         find = planner.smallest_noise if noise_multiplier is None else planner.largest_batch
         plan = find(plan, target_epsilon, view)

@@ -13,12 +13,17 @@ def main(
     algorithm: Annotated[
         str | None, typer.Argument(help="Show the defaults of this algorithm.")
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Show the values of this preset; `pevdn presets` lists them.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List all settings that `--set` takes."""
-    from pevdn.experiment import config
+    from pevdn.experiment import config, presets
 
-    own = dict(config.algorithm(algorithm).defaults) if algorithm else {}
+    chosen = presets.settings_of(preset, algorithm)
+    name = presets.find(preset).algorithm if preset else algorithm
+    own = {**config.algorithm(name).defaults, **chosen} if name else {}
     rows = [
         {
             "name": field.name,

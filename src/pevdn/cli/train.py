@@ -13,7 +13,13 @@ from pevdn.cli.output import Json, print_json
 def main(
     algorithm: Annotated[str, typer.Argument(help="iql, vdn, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
     env: Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")] = "smax-sc2:3m",
-    steps: Annotated[int, typer.Option(help="Environment steps per seed.")] = 400_000,
+    preset: Annotated[
+        str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Environment steps per seed (default: the preset's, or 400,000)."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Independent runs, trained side by side.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     out: Annotated[
@@ -36,7 +42,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Train a team and write a run directory: metrics, checkpoints, summary and curve."""
-    from pevdn.experiment import config, run
+    from pevdn.experiment import config, presets, run
     from pevdn.experiment.progress import observer
 
     settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
@@ -44,7 +50,7 @@ def main(
         settings["buffer"] = buffer
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
-    wanted = config.make(algorithm, env, steps, seeds, seed, settings)
+    wanted = presets.configure(algorithm, env, steps, seeds, seed, settings, preset)
     show(run.begin(wanted, out, observer(), devices), as_json)
 
 

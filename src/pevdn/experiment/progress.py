@@ -14,6 +14,7 @@ class Moment:
     steps: int  # mean over seeds
     steps_per_second: float  # all seeds together, while training
     evaluated: dict[str, float] | None = None  # means over seeds of the newest evaluation
+    overall: str = ""  # where the experiment stands that this run is a part of
 
 
 class Observer(Protocol):
@@ -33,7 +34,7 @@ class Silent:
 
 
 def _figures(evaluated: dict[str, float] | None) -> str:
-    if evaluated is None:
+    if not evaluated:
         return ""
     text = f"win rate {evaluated['win_rate']:.2f}"
     for model in ("anchor", "average"):
@@ -63,10 +64,13 @@ class Plain:
         if moment.evaluated is None or moment.evaluated is self._said:
             return
         self._said = moment.evaluated
-        self.note(
-            f"{moment.steps:>9,} of {self._total:,} steps · {_figures(moment.evaluated)}"
-            f" · {moment.steps_per_second:,.0f} steps/s"
+        parts = (
+            f"{moment.steps:>9,} of {self._total:,} steps",
+            _figures(moment.evaluated),
+            f"{moment.steps_per_second:,.0f} steps/s",
+            moment.overall,
         )
+        self.note(" · ".join(part for part in parts if part))
 
     def stop(self) -> None: ...
 
@@ -113,8 +117,8 @@ class Bar:
     def moment(self, moment: Moment) -> None:
         speed = f"{moment.steps_per_second:,.0f}/s" if moment.steps_per_second else ""
         self._bar.update(self._task, completed=moment.steps, speed=speed)
-        if moment.evaluated:
-            self._figures.plain = _figures(moment.evaluated)
+        lines = (_figures(moment.evaluated), moment.overall)
+        self._figures.plain = "\n".join(line for line in lines if line)
 
     def stop(self) -> None:
         if self._live is not None:

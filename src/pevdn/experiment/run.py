@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
-from pevdn.experiment import directory
+from pevdn.experiment import directory, presets
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
@@ -31,13 +31,18 @@ class Interrupted(PevdnError):
     """Training was asked to stop; everything is saved."""
 
 
+class MessageRefused(PevdnError):
+    """A message did not fit into the encoding, so that training cannot go on."""
+
+
 def train(
     algorithm: str,
     env: str = "smax-sc2:3m",
     *,
-    steps: int = 400_000,
+    steps: int | None = None,
     seeds: int = 1,
     seed: int = 0,
+    preset: str | None = None,
     out: str | Path | None = None,
     observer: Observer | None = None,
     devices: int | str = 1,
@@ -46,9 +51,10 @@ def train(
     """Train a team for each of `seeds` seeds, starting at `seed`, and return the finished run.
 
     Settings are those that `pevdn config` lists, by name: `train("pe-vdn-c", noise_multiplier=2)`.
-    Seeds are shared evenly by so many `devices`, or by "all" of the machine's.
+    They win over those of a `preset`. `steps` are the preset's, or 400,000, unless given. Seeds are
+    shared evenly by so many `devices`, or by "all" of the machine's.
     """
-    config = configuration.make(algorithm, env, steps, seeds, seed, settings)
+    config = presets.configure(algorithm, env, steps, seeds, seed, settings, preset)
     return begin(config, out, observer, devices)
 
 
@@ -354,7 +360,7 @@ class _Training:
         s = self.config.settings
         limit = Code(s.precision, s.modulus).limit(len(self.simulation.team))
         self._save()
-        raise PevdnError(
+        raise MessageRefused(
             f"a message of size {worst:g} does not fit into ±{limit:g}, the range that precision="
             f"{s.precision} and modulus={s.modulus} leave to {len(self.simulation.team)} agents; "
             "the update was not made. Lower precision or learning_rate, or raise modulus."

@@ -1,0 +1,123 @@
+"""Recipes with a name: what to train with for a given budget of privacy.
+
+A preset is a starting point, nothing that a run remembers: its settings go into config.yaml like
+any others, and what is set beside it wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pevdn.errors import UsageError, unknown
+from pevdn.experiment import config
+from pevdn.experiment.config import Config
+
+STEPS = 400_000  # of the paper's experiment
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings that keep ε of the `view` within `epsilon`, for three agents."""
+
+    name: str
+    algorithm: str
+    view: str
+    epsilon: float
+    steps: int
+    settings: Mapping[str, Any]
+    about: str
+
+
+def _private(name: str, view: str, epsilon: float, noise: float, about: str) -> Preset:
+    settings = {
+        "buffer_size": 4096,
+        "expected_batch_size": 128,
+        "update_every": 4,
+        "noise_multiplier": noise,
+        "delta": 4.88e-4,
+    }
+    return Preset(name, "pe-vdn-c", view, epsilon, STEPS, settings, about)
+
+
+def _long(name: str, view: str, noise: float, about: str) -> Preset:
+    settings = {
+        "buffer_size": 32_768,
+        "expected_batch_size": 256,
+        "update_every": 4,
+        "noise_multiplier": noise,
+        "delta": 4.88e-4,
+    }
+    return Preset(name, "pe-vdn-c", view, 2.9, 4_000_000, settings, about)
+
+
+PRESETS: dict[str, Preset] = {
+    p.name: p
+    for p in (
+        _private("private-2.9", "agent", 2.9, 1.344, "The paper's ε, kept."),
+        _private("private-1", "agent", 1.0, 2.895, "A third of the paper's ε."),
+        _private("private-team-2.9", "team", 2.9, 2.328, "Against who sees all three agents."),
+        _long("private-2.9-long", "agent", 1.057, "More episodes, each used less."),
+        _long("private-team-2.9-long", "team", 1.83, "The same against who sees all agents."),
+        Preset(
+            "paper-c",
+            "pe-vdn-c",
+            "agent",
+            2.9,
+            STEPS,
+            {
+                "optimizer": "sgd",
+                "momentum": 0.9,
+                "learning_rate": 5e-3,
+                "weight_decay": 0.01,
+                "hidden_size": 64,
+                "buffer_size": 1024,
+                "expected_batch_size": 32,
+                "anchor": True,
+                "noise_multiplier": 1.344,
+                "delta": 4.88e-4,
+            },
+            "The paper's optimiser, buffer and anchor, with noise for a sound ε.",
+        ),
+    )
+}
+
+
+def find(name: str) -> Preset:
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS, "`pevdn presets` lists all of them.")
+    return PRESETS[name]
+
+
+def settings_of(preset: str | None, algorithm: str | None) -> Mapping[str, Any]:
+    """What a preset sets; it has to be made for the algorithm, if one is named."""
+    if algorithm is not None:
+        config.algorithm(algorithm)
+    if preset is None:
+        return {}
+    chosen = find(preset)
+    if algorithm not in (None, chosen.algorithm):
+        raise UsageError(
+            f"preset '{preset}' is for {chosen.algorithm}, not for {algorithm}; train "
+            f"{chosen.algorithm}, or leave the preset out."
+        )
+    return chosen.settings
+
+
+def configure(
+    algorithm: str | None,
+    env: str = "smax-sc2:3m",
+    steps: int | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+) -> Config:
+    """A checked configuration, from a preset where one is named; what is given beside it wins."""
+    own = settings_of(preset, algorithm)
+    chosen = PRESETS[preset] if preset is not None else None
+    name = chosen.algorithm if chosen is not None else str(algorithm)
+    if steps is None:
+        steps = chosen.steps if chosen is not None else STEPS
+    return config.make(name, env, steps, seeds, seed, {**own, **(settings or {})})
