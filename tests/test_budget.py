@@ -98,6 +98,14 @@ def test_the_batch_for_a_target_is_enough_and_no_more():
     assert more["epsilon_agent"] > 2.9
 
 
+def test_a_recipe_divided_evenly_costs_the_same():
+    """Buffer, batch and update_every by one number: as many updates, sampled as often."""
+    whole = Plan(256, 16, delta=0.01, update_every=4)
+    even = Plan(64, 4, delta=0.01, parallel_episodes=1)
+    assert whole.exposure == even.exposure == 64
+    assert whole.epsilon("team") == even.epsilon("team")
+
+
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
 def test_stricter_neighbours_cost_more(relation):
     found = budget("--relation", relation)
