@@ -159,7 +159,7 @@ def _show_membership(document: dict[str, Any]) -> None:
         ["training", "ε agent", "ε team", "one agent", "whole team", "limit"],
         [
             [
-                agent["algorithm"],
+                agent["algorithm"] + (f", this run's {agent['own']}" if agent["own"] else ""),
                 _epsilon(agent["epsilon_agent"]),
                 _epsilon(agent["epsilon_team"]),
                 _cell(agent),

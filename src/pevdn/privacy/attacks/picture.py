@@ -79,7 +79,8 @@ def _label(row: Row) -> str:
     if row["epsilon_agent"] is None:
         return str(row["algorithm"])
     value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.3g}"
-    return f"{row['algorithm']}\nε {value}"
+    own = f"\nthe run's {row['own']}".replace("noise multiplier", "noise") if row["own"] else ""
+    return f"{row['algorithm']}\nε {value}{own}"
 
 
 def _points(
