@@ -268,13 +268,19 @@ def test_a_search_is_part_of_the_plan():
         assert row["fresh"] <= row["all"] and (row["runs"] > 1 or row["all"] == row["fresh"])
     text = " ".join(cli("budget", *arguments).out.split())
     assert "view runs fresh all logarithmic geometric poisson" in text
-    swapped = budget(*arguments, "--relation", "replace-one")["search"][-1]
-    assert swapped["logarithmic"] is None and swapped["all"] > swapped["fresh"]
     assert "search" not in budget()
-    nothing = budget(*arguments, "--steps", 10)["search"][-1]
-    assert {nothing[case] for case in ("fresh", "all", "poisson")} == {0}
-    silent = budget(*arguments, "--noise-multiplier", 0)["search"][-1]
-    assert {silent[case] for case in ("fresh", "all", "poisson")} == {"inf"}
+
+
+def test_a_search_without_updates_costs_nothing_and_without_noise_everything():
+    cases = ("fresh", "all", *search.NUMBERS)
+    for cost, plan in ((0.0, Plan(64, 4, steps=10)), (math.inf, Plan(64, 4, noise_multiplier=0))):
+        assert {row[case] for row in search.report(plan, [1, 5]) for case in cases} == {cost}
+
+
+def test_private_selection_is_not_known_for_stricter_neighbours():
+    row = search.report(Plan(64, 4, relation="replace-one"), [5])[-1]
+    assert {row[number] for number in search.NUMBERS} == {None}
+    assert row["all"] > row["fresh"] > 0
 
 
 def test_no_buffer_is_too_large_to_cost_anything():

@@ -41,7 +41,7 @@ def test_every_test_that_the_privacy_page_names_exists():
 
 def test_the_costs_of_a_search_on_the_privacy_page_are_what_its_command_prints():
     page = (ROOT / "docs" / "privacy.md").read_text().partition("### In numbers")[2]
-    (command,) = re.findall(r"^    pevdn (budget.*?)\n\n", page, re.DOTALL)
+    (command,) = re.findall(r"^    pevdn (budget.*?)\n\n", page, re.DOTALL | re.MULTILINE)
     said = cli(*command.replace("\\\n", " ").split(), "--json")
     found = [list(row.values()) for row in json.loads(said.out)["search"]]
     table = re.findall(r"^\| (agent|team) \| (\d+) \|(.*) \|$", page, re.MULTILINE)

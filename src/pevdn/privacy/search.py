@@ -24,7 +24,7 @@ from pevdn.privacy.accounting import NO_NOISE, VIEWS
 from pevdn.privacy.planner import Plan
 
 NUMBERS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # of runs, by shape η
-ORDERS = [*(1 + x / 100 for x in range(1, 25)), *accounting.ORDERS, *range(64, 1024, 32)]
+ORDERS = [1.01, 1.02, 1.05, 1.1, 1.15, 1.2, *accounting.ORDERS, 80, 128, 256, 512]
 
 
 def all_looked_at(runs: Sequence[Plan], view: str, delta: float) -> float:
