@@ -30,10 +30,10 @@ def main(
         int, typer.Option(help="Trainings with the planted episode, and as many without.")
     ] = 2000,
     buffer_size: Annotated[
-        int | None, typer.Option(help="Short for --scale buffer_size (default 32).")
+        int | None, typer.Option(help="Short for --scale buffer_size=… (32 if nothing says).")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Short for --scale expected_batch_size (default 4).")
+        int | None, typer.Option(help="Short for --scale expected_batch_size=… (4).")
     ] = None,
     agents: Annotated[
         int | None, typer.Option(help="Agents of toy:coordination (default 3).")

@@ -128,8 +128,7 @@ def audit(
     many with the canary, and as many without. All bounds of the document hold at once with its
     confidence.
     """
-    recipe = {**(settings or {})}
-    given = {**SMALL, **recipe, **(scaled or {})}
+    given = {**SMALL, **(settings or {}), **(scaled or {})}
     trials = number("trials", trials, int, 100, 1_000_000)
     if epsilons is not None and "noise_multiplier" in given:
         raise UsageError("noise_multiplier is given, and ε follows from it; leave out epsilon.")
@@ -147,6 +146,7 @@ def audit(
         return configuration.make("pe-vdn-c", world.name, seed=seed, settings={**values, **changes})
 
     base, rows = made(given, **ALWAYS, **({} if delta is None else {"delta": delta})), []
+    differs = instead(made(settings or {}).settings, base.settings)
     chosen = dataclasses.asdict(base.settings)
     plan = planner.Plan.of(base, n_agents)
     if "noise_multiplier" in given:
@@ -190,7 +190,7 @@ def audit(
         "seed": seed,
         "plant": plant,
         "settings": chosen,
-        "scaled": instead(made(recipe).settings, base.settings),
+        "scaled": differs,
         "rows": [row._asdict() for row in rows],
         "passed": all(row.passed for row in rows),
     }

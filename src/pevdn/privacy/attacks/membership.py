@@ -212,7 +212,7 @@ class Training(NamedTuple):
     """One way of training shadow teams."""
 
     noise_multiplier: float | None  # None: as pe-vdn-b
-    own: str | None = None  # what of it is the attacked run's: its noise multiplier or its ε
+    own: str | None = None  # what of it is the attacked run's: its noise or its ε
 
 
 def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -> list[Training]:
@@ -224,7 +224,7 @@ def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -
     found = [Training(None), *(Training(at(epsilon)) for epsilon in EPSILONS)]
     epsilon = planner.Plan.of(config, agents).epsilon("agent") if config.private else 0.0
     if 0 < epsilon < math.inf:
-        found.append(Training(config.settings.noise_multiplier, "noise multiplier"))
+        found.append(Training(config.settings.noise_multiplier, "noise"))
         found.append(Training(at(epsilon), "ε"))
     return found
 

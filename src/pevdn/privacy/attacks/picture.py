@@ -79,8 +79,8 @@ def _label(row: Row) -> str:
     if row["epsilon_agent"] is None:
         return str(row["algorithm"])
     value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.3g}"
-    own = f"\nthe run's {row['own']}".replace("noise multiplier", "noise") if row["own"] else ""
-    return f"{row['algorithm']}\nε {value}{own}"
+    name = f"own {row['own']}" if row["own"] else row["algorithm"]
+    return f"{name}\nε {value}"
 
 
 def _points(
