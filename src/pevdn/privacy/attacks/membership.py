@@ -181,12 +181,14 @@ def _errors(
     asked = jax.tree.map(lambda x: jnp.broadcast_to(x, (S, *x.shape)), candidates)
     m = messages(simulation, learners, asked)  # (S, N, E, T)
     team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # reward and length are the team's
-    played = learning.valid(replay.time_first(team)).T  # (E, T)
+    batch = replay.time_first(team)
+    rewards = learning.team_error(jnp.zeros_like(batch.rewards), batch).T  # (E, T)
+    played = learning.valid(batch).T
 
     def mean(error: Array) -> Array:
         return jnp.sum(error**2 * played, axis=-1) / jnp.maximum(team.length, 1)
 
-    return mean(team.rewards / n + m), mean(team.rewards + m.sum(1))
+    return mean(rewards / n + m), mean(rewards + m.sum(1))
 
 
 def scores(errors: Floats) -> Floats:
