@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from support import SMALL, cli, content
 
 import pevdn
 from pevdn import worlds
+from pevdn.agent import learning, replay
 from pevdn.agent.replay import Episode
 from pevdn.exchange.secret_shared import Code
 from pevdn.experiment.config import make
 from pevdn.experiment.directory import Run
-from pevdn.privacy import accounting, attacks
+from pevdn.privacy import accounting, attacks, planner
 from pevdn.privacy.attacks import membership, statistics, teammate
 from pevdn.privacy.attacks.statistics import Estimate, estimate, largest_auc
-from pevdn.privacy.attacks.target import Target
+from pevdn.privacy.attacks.target import Target, messages
+from pevdn.runtime.simulation import Simulation
 
 FEATURES = ["cue", "action"]
 
@@ -352,6 +356,22 @@ def test_in_a_battle_messages_tell_and_shares_do_not(tmp_path: Path) -> None:
         assert alone is not None and crowd is not None and crowd.high < alone.low
 
 
+@pytest.mark.parametrize("algorithm", ["vdn", "pe-vdn-b", "pe-vdn-c"])
+def test_messages_are_those_of_the_agents(target: Target, algorithm: str) -> None:
+    """As each agent computes its own, whatever the algorithm makes of them."""
+    config = make(algorithm, target.config.env, settings={"hidden_size": 8})
+    simulation = Simulation(target.simulation.world, config)
+    learners, episodes = jax.jit(simulation.start)(jnp.arange(1)).learners, memorable(6)
+    by_kind = tuple(jax.tree.map(lambda x: jnp.asarray(x)[None, None], e) for e in episodes)
+    found = jax.jit(partial(messages, simulation))(learners, by_kind)
+    assert found.shape == (1, 2, 6, 3)
+    s = config.settings
+    for i, own in enumerate(episodes):
+        params, past = jax.tree.map(lambda x: x[0, 0], (learners[i].params, learners[i].target))
+        known, _ = learning.message(params, past, replay.time_first(own), s.gamma, s.double_q)
+        assert np.allclose(found[0, i], known.T, atol=1e-5)
+
+
 # --- membership ----------------------------------------------------------------------------------
 
 
@@ -444,6 +464,62 @@ def test_epsilon_is_that_of_the_updates_made(inferences: Inferences) -> None:
     q = membership.BATCH / membership.CANDIDATES
     assert found.epsilon_team == accounting.epsilon(UPDATES, q, seen, 1e-3)
     assert found.largest_auc < largest_auc([(found.epsilon_team, 1e-3)])
+
+
+OWN = {  # a recipe unlike the defaults
+    "optimizer": "sgd",
+    "learning_rate": 0.03,
+    "clip_norm": 0.2,
+    "hidden_size": 7,
+    "gamma": 0.9,
+    "double_q": False,
+    "target_update": "hard",
+    "noise_multiplier": 1.2,
+    "buffer_size": 512,
+    "buffer_throughput": 2.0,
+    "update_every": 4,
+    "relation": "replace-one",
+}
+RECIPE = make("pe-vdn-c", "toy:coordination", steps=9_000, settings=OWN)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_shadow_teams_are_trained_with_the_settings_of_the_run(private: bool) -> None:
+    shadow = membership.shadow_config(RECIPE, private, 0.7, 32)
+    own, used = dataclasses.asdict(RECIPE.settings), dataclasses.asdict(shadow.settings)
+    assert shadow.algorithm == ("pe-vdn-c" if private else "pe-vdn-b")
+    assert (shadow.steps, shadow.delta) == (RECIPE.steps, RECIPE.delta)
+    replay = {"buffer_size", "expected_batch_size", "update_every", "parallel_episodes"}
+    privacy = {"noise_multiplier", "delta", "relation", "anchor", "sampling"}
+    changed = {name for name in own if own[name] != used[name]}
+    assert changed <= replay | privacy
+    assert not changed & {"optimizer", "learning_rate", "clip_norm", "hidden_size", "gamma"}
+
+
+def test_a_private_run_is_compared_with_its_own_noise_and_its_own_epsilon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = []
+
+    def errors(world: Any, shadow: Any, episodes: Any, member: np.ndarray, *_: int) -> Any:
+        trained.append(shadow.settings)
+        random = generator(len(trained)).random((3, *member.shape))
+        return membership.Errors(np.swapaxes(random[:2], 0, 1), random[2])
+
+    monkeypatch.setattr(membership, "EPSILONS", (8.0,))
+    monkeypatch.setattr(membership, "train", errors)
+    said: list[str] = []
+    asked = (memorable(32), membership.toss(4, 32, 0), UPDATES, 0, said.append)
+    world = worlds.make(RECIPE.env)
+    rows = membership.attack(world, RECIPE, *asked)[::2]
+    assert [row.own for row in rows] == [None, None, "noise", "ε"]
+    assert [s.noise_multiplier for s in trained[2:]] == [r.noise_multiplier for r in rows[2:]]
+    assert rows[2].noise_multiplier == 1.2 and {s.clip_norm for s in trained} == {0.2}
+    wanted = planner.Plan.of(RECIPE, 2).epsilon("agent")
+    assert rows[3].epsilon_agent == pytest.approx(wanted, rel=0.01)
+    assert "this run's noise" in said[2] and "(4/4)" in said[3]
+    for other in (CONFIG, make("pe-vdn-c", RECIPE.env, settings={"noise_multiplier": 0})):
+        assert [way.own for way in membership.trainings(other, 2, 10, 0.25)] == [None, None]
 
 
 def test_noise_is_just_enough() -> None:

@@ -21,12 +21,11 @@ import pytest
 from scipy.stats import norm
 from support import Said, cli
 
-from pevdn.agent import network
 from pevdn.experiment import config
 from pevdn.privacy import audit
+from pevdn.privacy.accounting import epsilon
 from pevdn.privacy.audit import PLANTED, Scores
 from pevdn.runtime.simulation import Simulation, split_keys
-from pevdn.runtime.team import Team
 from pevdn.worlds.base import AgentSpec
 
 # Three equal agents compile in half the time of toy:coordination's unlike ones.
@@ -37,7 +36,7 @@ TRIALS = 1000
 
 @cache
 def audited(*epsilons: float, plant: str | None = None) -> dict[str, Any]:
-    return audit.audit(TEAM, epsilons, TRIALS, seed=1, plant=plant, **SETTINGS)
+    return audit.audit(TEAM, epsilons, TRIALS, seed=1, plant=plant, settings=SETTINGS)
 
 
 def rows(document: dict[str, Any], view: str) -> list[dict[str, Any]]:
@@ -124,45 +123,52 @@ def test_the_canary_is_clipped_and_points_where_the_attacker_expects_at_every_up
         assert np.allclose(getattr(without, view), 8 * miss, atol=0.01)
 
 
-def random_parameters(rng: np.random.Generator, spec: AgentSpec, *copies: int) -> Any:
-    sizes = (spec.observation_size, spec.n_actions, 3)
-    shapes = jax.eval_shape(lambda: network.initialise(jax.random.key(0), *sizes))
-    return jax.tree.map(lambda x: rng.normal(size=(*copies, *x.shape)).astype(x.dtype), shapes)
+def random_team(seed: int, simulation: Simulation, lanes: int) -> tuple[Any, ...]:
+    """Learners (S, N, ...) with parameters drawn from a normal distribution."""
+    rng, shapes = np.random.default_rng(seed), jax.eval_shape(simulation.start, jnp.arange(lanes))
+
+    def drawn(x: jax.ShapeDtypeStruct) -> np.ndarray:
+        return rng.normal(size=x.shape).astype(x.dtype)
+
+    learners: tuple[Any, ...] = jax.tree.map(drawn, shapes.learners)
+    return learners
+
+
+def believed(world: Any = TEAM, **settings: Any) -> Simulation:
+    values = {**audit.SMALL, **SETTINGS, **settings}
+    return audit.believed(world, config.make("pe-vdn-c", settings=values))
 
 
 def test_the_canary_reaches_the_clip_norm_whatever_the_parameters():
     """Far enough that even a bound 1,000 times as large would be reached."""
-    spec = TEAM.agents[0]
-    canary = audit.make_canary(TEAM, 0)[0]
-    thetas = random_parameters(np.random.default_rng(0), spec, 500)
-    raw = jax.jit(jax.vmap(lambda theta: audit.canary_gradient(theta, canary)))
+    clip_norm = 1e3 * config.make("pe-vdn-c").settings.clip_norm
+    attacker = believed(hidden_size=3, clip_norm=clip_norm)
+    canary = audit.by_kind(attacker.team, audit.make_canary(TEAM, 0), 200)
+    learners = random_team(0, attacker, 200)
+    added = jax.jit(lambda learners: audit.added(attacker, learners, canary)[0])
     for size in (0.0, 0.1, 1.0, 10.0):
-        norms = jnp.linalg.norm(raw(jax.tree.map(lambda x, by=size: by * x, thetas)), axis=1)
-        assert float(norms.min()) > 1e3 * config.make("pe-vdn-c").settings.clip_norm
+        norms = jnp.linalg.norm(added(jax.tree.map(lambda x, by=size: by * x, learners)), axis=-1)
+        assert norms.shape == (200, 3) and np.allclose(norms, clip_norm, rtol=1e-4)
 
 
 def test_the_observer_of_one_agent_uses_nothing_of_the_others():
     """Others' parameters, records and released gradients change the team's score alone."""
-    team = Team.of((AgentSpec(3, 2), AgentSpec(4, 3), AgentSpec(3, 2)))
-    world: Any = SimpleNamespace(agents=[team.kinds[k].spec for k in (0, 1, 0)], max_steps=2)
-    claim = config.make("pe-vdn-c", settings=SETTINGS)
+    specs = (AgentSpec(3, 2), AgentSpec(4, 3), AgentSpec(3, 2))
+    attacker = believed(SimpleNamespace(name="made-up", agents=specs, max_steps=2), hidden_size=3)
+    team = attacker.team
 
     def seen(seed: int) -> list[Any]:
         rng = np.random.default_rng(seed)
-        params = [random_parameters(rng, k.spec, 5, len(k.members)) for k in team.kinds]
-        sizes = [sum(x[0, 0].size for x in p) for p in params]
-        released = [
-            rng.normal(size=(5, len(k.members), size))
-            for k, size in zip(team.kinds, sizes, strict=True)
-        ]
-        canary = audit.by_kind(team, audit.make_canary(world, seed), 5)
-        return jax.tree.map(np.array, [params, canary, released])
+        learners = random_team(seed, attacker, 5)
+        sizes = [audit.vectors(learner.params).shape for learner in learners]
+        canary = audit.by_kind(team, audit.make_canary(attacker.world, seed), 5)
+        return jax.tree.map(np.array, [learners, canary, [rng.normal(size=s) for s in sizes]])
 
     mine, theirs, mixed = seen(0), seen(1), seen(1)
     for own, other in zip(mine, mixed, strict=True):  # kind 0 holds agents 0 and 2, kind 1 agent 1
         for a, b in zip(jax.tree.leaves(own[0]), jax.tree.leaves(other[0]), strict=True):
             b[:, 0] = a[:, 0]
-    score = jax.jit(lambda *known: audit.score(team, *known, claim))
+    score = jax.jit(lambda *known: audit.score(attacker, *known))
     before, after, all_else = score(*mine), score(*mixed), score(*theirs)
     assert np.array_equal(before.agent, after.agent)
     assert not np.any(np.isclose(before.team, after.team))
@@ -173,24 +179,14 @@ def test_the_observer_of_one_agent_uses_nothing_of_the_others():
 def test_the_score_of_one_update_is_that_of_the_subsampled_gaussian(agents: int, q: float):
     """AUC (1 − q)/2 + q Φ(√N / σ√2), for 2 · 20,000 sums drawn by hand; five standard errors."""
     rng, n, sigma = np.random.default_rng(2), 20_000, 0.8
-    settings = {"buffer_size": 8, "expected_batch_size": round(8 * q), "noise_multiplier": sigma}
-    claim = config.make("pe-vdn-c", settings={**audit.SMALL, **settings})
-    clip_norm = claim.settings.clip_norm
-    spec, canary = TEAM.agents[0], audit.make_canary(TEAM, 0)[0]
-    theta = random_parameters(rng, spec)
-    raw = np.asarray(audit.canary_gradient(theta, canary))
-    v = clip_norm * raw / np.linalg.norm(raw)
-
-    @jax.jit
-    @jax.vmap
-    def score(sums: jax.Array) -> jax.Array:
-        each = jax.vmap(lambda s: audit.evidence(theta, canary, s, claim.settings))(sums)
-        return audit.log_likelihood_ratio(each.sum(), claim.sampling_rate)
+    claimed = config.make("pe-vdn-c", settings={"noise_multiplier": sigma}).settings
+    v = rng.normal(size=20)
+    v *= claimed.clip_norm / np.linalg.norm(v)
 
     def scores(sampled: np.ndarray) -> np.ndarray:
-        noise = sigma * clip_norm * rng.normal(size=(n, agents, v.size))
-        sums = jnp.asarray(sampled[:, None, None] * v + noise)
-        return np.asarray(score(sums))
+        noise = sigma * claimed.clip_norm * rng.normal(size=(n, agents, v.size))
+        each = audit.evidence(jnp.asarray(sampled[:, None, None] * v + noise), v, claimed)
+        return np.asarray(audit.log_likelihood_ratio(each.sum(-1), q))
 
     found = audit.area_under_curve(scores(rng.random(n) < q), scores(np.zeros(n)))
     expected = (1 - q) / 2 + q * norm.cdf(math.sqrt(agents / 2) / sigma)
@@ -289,7 +285,7 @@ def test_an_audit_prints_one_document_and_leaves_with_0(told):
         "passed",
     }
     lines = said.err.splitlines()  # progress
-    assert [line.split(" at ")[0] for line in lines] == ["ε 1", "ε 3"]
+    assert [line.split(" at ")[0] for line in lines] == ["ε 1.00", "ε 2.99"]
 
 
 def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
@@ -303,6 +299,56 @@ def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
     assert "95% confidence" in table.out
 
 
+RECIPE = {"buffer_size": 256, "expected_batch_size": 16, "update_every": 4, "optimizer": "sgd"}
+
+
+def recipe(**more: object) -> list[object]:
+    return [w for name, value in (RECIPE | more).items() for w in ("--set", f"{name}={value}")]
+
+
+def test_the_claim_of_a_recipe_is_that_of_its_noise_and_what_was_scaled_is_said(told):
+    chosen = recipe(noise_multiplier=0.9, clip_norm=0.2, delta=0.01)
+    said = told(0.0, *chosen, "--scale", "update_every=1", "--json")
+    assert said.code == 0, said.err
+    document = json.loads(said.out)
+    agent, team = document["rows"]
+    assert agent["noise_multiplier"] == team["noise_multiplier"] == 0.9
+    assert agent["epsilon_claimed"] == epsilon(8, 0.25, 0.9, 0.01)
+    assert document["delta"] == 0.01
+    assert document["settings"]["clip_norm"] == 0.2
+    assert document["settings"]["optimizer"] == "sgd"
+    assert document["scaled"] == {
+        "buffer_size": {"recipe": 256, "audited": 8},
+        "expected_batch_size": {"recipe": 16, "audited": 2},
+        "update_every": {"recipe": 4, "audited": 1},
+        "parallel_episodes": {"recipe": 8, "audited": 1},
+        "hidden_size": {"recipe": 32, "audited": 1},
+    }
+    table = " ".join(told(0.0, *chosen).out.split())
+    assert "buffer_size 8 instead of 256" in table and "update_every" not in table
+
+
+def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPatch):
+    """And as many trials at once as fit: here not all 200 of them."""
+    monkeypatch.setattr(audit, "MEMORY", 50_000)
+    shapes, attack = [], audit.attack
+
+    def spy(sim: Any, claim: Any, fresh: Any, canary: Any, keys: Any, slots: Any) -> Any:
+        shapes.append((keys.shape, sim.settings))
+        return attack(sim, claim, fresh, canary, keys, slots)
+
+    monkeypatch.setattr(audit, "attack", spy)
+    chosen = {"noise_multiplier": 0.5, "buffer_size": 8, "expected_batch_size": 4}
+    more = {"update_every": 2, "optimizer": "sgd", "clip_norm": 3.0, "hidden_size": 2}
+    alone: Any = SimpleNamespace(name="made-up", agents=TEAM.agents[:1], max_steps=1)
+    document = audit.audit(alone, trials=100, settings=chosen | more)
+    assert document["passed"] and document["updates"] == 4
+    assert document["scaled"] == {"parallel_episodes": {"recipe": 8, "audited": 1}}
+    (((updates, lanes, _), used),) = shapes
+    assert updates == 4 and lanes < 200 and lanes % 2 == 0
+    assert {name: getattr(used, name) for name in chosen | more} == chosen | more
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -310,6 +356,12 @@ def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
         (["--epsilon", 0], "epsilon is 0.0, but must be at least 0.01."),
         (["--epsilon", -3], "epsilon is -3.0, but must be at least 0.01."),
         (["--epsilon", "nan"], "epsilon is 'nan', but must be a number."),
+        (
+            ["--set", "noise_multiplier=1", "--epsilon", 1],
+            "noise_multiplier is given, and ε follows from it; leave out epsilon.",
+        ),
+        (["--set", "noise_multiplier=0"], "noise_multiplier is 0, so that nothing is claimed"),
+        (["--scale", "buffersize=8"], "unknown setting 'buffersize'; did you mean 'buffer_size'?"),
         (["--delta", 0], "delta is 0, but must be above 0 and at most 0.5."),
         (["--delta", 1.5], "delta is 1.5, but must be above 0 and at most 0.5."),
         (["--delta", "nan"], "delta is nan, but must be above 0 and at most 0.5."),

@@ -1,9 +1,11 @@
 """What the pages say is true: examples run, settings are complete, named tests exist."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from support import cli
 
 from pevdn.experiment import config
 
@@ -35,6 +37,18 @@ def test_every_test_that_the_privacy_page_names_exists():
     named = set(re.findall(r"`(test_\w+)`", page))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_the_costs_of_a_search_on_the_privacy_page_are_what_its_command_prints():
+    page = (ROOT / "docs" / "privacy.md").read_text().partition("### In numbers")[2]
+    (command,) = re.findall(r"^    pevdn (budget.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    said = cli(*command.replace("\\\n", " ").split(), "--json")
+    found = [list(row.values()) for row in json.loads(said.out)["search"]]
+    table = re.findall(r"^\| (agent|team) \| (\d+) \|(.*) \|$", page, re.MULTILINE)
+    assert len(table) == len(found) > 0
+    for (view, runs, figures), (number, whose, *costs) in zip(table, found, strict=True):
+        assert (view, int(runs)) == (whose, number)
+        assert [float(x) for x in figures.split("|")] == pytest.approx(costs, abs=0.006)
 
 
 def test_every_link_between_pages_leads_somewhere():

@@ -152,14 +152,14 @@ def _show_membership(document: dict[str, Any]) -> None:
         "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of the "
         f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
         f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the most that any "
-        "attack can reach at this ε team)"
+        "attack can reach at this ε team; own: pe-vdn-c with this run's noise, or at its ε)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     print_table(
         ["training", "ε agent", "ε team", "one agent", "whole team", "limit"],
         [
             [
-                agent["algorithm"],
+                f"own {agent['own']}" if agent["own"] else agent["algorithm"],
                 _epsilon(agent["epsilon_agent"]),
                 _epsilon(agent["epsilon_team"]),
                 _cell(agent),

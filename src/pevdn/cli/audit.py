@@ -14,11 +14,27 @@ def main(
         list[float] | None,
         typer.Option(help="ε of the agent view to claim; may be repeated (default 1, 3 and 8)."),
     ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the recipe to audit; with noise_multiplier, its ε is the claim.",
+        ),
+    ] = None,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting to audit instead of the recipe's own."),
+    ] = None,
     trials: Annotated[
         int, typer.Option(help="Trainings with the planted episode, and as many without.")
     ] = 2000,
-    buffer_size: Annotated[int, typer.Option(help="Episodes that an agent keeps.")] = 32,
-    batch_size: Annotated[int, typer.Option(help="Expected batch, in episodes.")] = 4,
+    buffer_size: Annotated[
+        int | None, typer.Option(help="Short for --scale buffer_size=… (32 if nothing says).")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Short for --scale expected_batch_size=… (4).")
+    ] = None,
     agents: Annotated[
         int | None, typer.Option(help="Agents of toy:coordination (default 3).")
     ] = None,
@@ -35,19 +51,22 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Attack the private program; fails (exit code 1) if it leaks more than is claimed."""
+    from pevdn.experiment.config import parse_assignments
     from pevdn.experiment.progress import observer
     from pevdn.privacy.audit import audit, refuted, world_for
 
+    short = {"buffer_size": buffer_size, "expected_batch_size": batch_size}
+    scaled = {name: value for name, value in short.items() if value is not None}
     document = audit(
         world_for(env, agents),
-        [1.0, 3.0, 8.0] if epsilon is None else epsilon,
+        epsilon,
         trials,
         delta,
         seed,
         plant,
         observer(),
-        buffer_size=buffer_size,
-        expected_batch_size=batch_size,
+        parse_assignments(assignments or []),
+        {**scaled, **parse_assignments(scale or [])},
     )
     if as_json:
         print_json(document)
@@ -81,3 +100,8 @@ def _show(found: dict[str, Any]) -> None:
         f"{found['confidence']:.0%} confidence;\n{found['trials']:,} trials of each kind can show "
         f"an ε of {found['largest_possible_bound']:.2f} at most, so larger claims cannot fail."
     )
+    changes = [
+        f"{name} {values['audited']} instead of {values['recipe']}"
+        for name, values in found["scaled"].items()
+    ]
+    typer.echo(f"Of the recipe, these were audited scaled: {', '.join(changes) or 'none'}.")

@@ -49,6 +49,10 @@ def main(
         ),
     ] = None,
     view: Annotated[str, typer.Option(help="Whose ε the target is for: agent or team.")] = "agent",
+    runs: Annotated[
+        list[int] | None,
+        typer.Option(help="Also say what a search by so many runs costs; may be repeated."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε against noise and batch into this file.")
     ] = None,
@@ -57,7 +61,7 @@ def main(
     """Say what ε a training will cost, for every view; or find the settings for a target."""
     from pevdn.errors import UsageError
     from pevdn.experiment import presets
-    from pevdn.privacy import planner
+    from pevdn.privacy import planner, search
 
     if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:
         raise UsageError(
@@ -87,6 +91,8 @@ def main(
         find = planner.smallest_noise if noise_multiplier is None else planner.largest_batch
         plan = find(plan, target_epsilon, view)
     document = planner.report(plan)
+    if runs:
+        document["search"] = search.report(plan, runs)
     if plot is not None:
         planner.draw(plan, plot)
         document["plot"] = str(plot)
@@ -96,10 +102,13 @@ def main(
         _show(document)
 
 
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+
 def _show(found: dict[str, Any]) -> None:
     def figure(name: str) -> str:
-        value = found.get(name)
-        return "–" if value is None else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+        return _figure(found.get(name))
 
     many = f"all {found['agents']} agents" if found["agents"] > 1 else "the agent"
     unsound = "" if found["theorem_1_sound"] else "; not sound for a throughput above 1"
@@ -133,5 +142,20 @@ def _show(found: dict[str, Any]) -> None:
             ],
         ],
     )
+    if "search" in found:
+        _show_search(found["search"])
     if "plot" in found:
         typer.echo(f"picture  {found['plot']}")
+
+
+def _show_search(rows: list[dict[str, Any]]) -> None:
+    cases = [name for name in rows[0] if name not in ("view", "runs")]
+    typer.echo(
+        "Choosing among runs by their results: ε if every run plays episodes of its own (fresh), "
+        "or if\nthe same episodes are learnt from again, and all runs are looked at, or only the "
+        "best of a random\nnumber of runs with this mean (by its distribution; RDP)."
+    )
+    print_table(
+        ["view", "runs", *cases],
+        [[row["view"], row["runs"], *(_figure(row[case]) for case in cases)] for row in rows],
+    )

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pevdn.errors import UsageError, unknown
 
@@ -74,12 +75,16 @@ class Mechanism(NamedTuple):
         """σ over the sensitivity of what an observer sees, in units of C."""
         return self.noise_multiplier / (math.sqrt(self.n_agents) if view == "team" else 1.0)
 
+    def steps(self, updates: int, view: str) -> Steps:
+        """What so many updates are to an observer."""
+        return Steps(updates, self.sampling_rate, self.noise_seen(view))
+
     def epsilon(
         self, updates: int, view: str, accountant: str = "pld", coarseness: float = 1.0
     ) -> float:
         """ε(δ) of an episode that was in the buffer during `updates` updates."""
-        q, noise = self.sampling_rate, self.noise_seen(view)
-        return epsilon(updates, q, noise, self.delta, self.relation, accountant, coarseness)
+        seen = self.steps(updates, view)
+        return epsilon(*seen, self.delta, self.relation, accountant, coarseness)
 
     def spent(self, exposure: int) -> Spent:
         """What the most exposed episode has lost after `exposure` updates."""
@@ -106,7 +111,36 @@ def epsilon(
     accountant: str = "pld",
     coarseness: float = 1.0,
 ) -> float:
-    """ε(δ) of `updates` Poisson-subsampled Gaussians, never too small.
+    """ε(δ) of `updates` Poisson-subsampled Gaussians, never too small."""
+    steps = [Steps(updates, sampling_rate, noise_multiplier)]
+    return composed(steps, delta, relation, accountant, coarseness)
+
+
+class Steps(NamedTuple):
+    """So many Poisson-subsampled Gaussians of one kind."""
+
+    updates: int
+    sampling_rate: float  # q
+    noise_multiplier: float  # σ, over the sensitivity of what is seen
+
+    @property
+    def event(self) -> Any:
+        """The same for `dp-accounting`."""
+        import dp_accounting as dp
+
+        gaussian = dp.GaussianDpEvent(self.noise_multiplier)
+        step = dp.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+        return dp.SelfComposedDpEvent(step, self.updates)
+
+
+def composed(
+    steps: Iterable[Steps],
+    delta: float,
+    relation: str = "zero-out",
+    accountant: str = "pld",
+    coarseness: float = 1.0,
+) -> float:
+    """ε(δ) of all these steps together, never too small.
 
     By privacy loss distributions (`pld`), or by Rényi divergences (`rdp`, looser, what Opacus
     reports). A coarser grid is faster and overstates more. For one update, emptying an episode is
@@ -114,13 +148,13 @@ def epsilon(
     buffer a missing episode lets an older one stay in its place, so `add-or-remove` costs what
     `replace-one` costs.
     """
-    if updates == 0:
+    made = [some for some in steps if some.updates > 0]
+    if not made:
         return 0.0
-    if noise_multiplier < NO_NOISE:
+    if min(some.noise_multiplier for some in made) < NO_NOISE:
         return math.inf
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
 
     rule = dp.NeighboringRelation
     neighbours = rule.REPLACE_SPECIAL if relation == "zero-out" else rule.REPLACE_ONE
@@ -129,14 +163,24 @@ def epsilon(
             raise UsageError(
                 f"relation is '{relation}', but rdp accounts for 'zero-out' only; use pld."
             )
-        logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders it leaves out
-        ledger = RdpAccountant(ORDERS, neighbours)
+        ledger = renyi(ORDERS)
     else:
         # The grid rounds losses up: ε is overstated, by less than 0.1 %. It follows their scale.
-        interval = 1e-3 / noise_multiplier ** (1 if noise_multiplier > 1 else 2)
+        most = max(some.noise_multiplier for some in made)
+        interval = 1e-3 / most ** (1 if most > 1 else 2)
         ledger = PLDAccountant(neighbours, value_discretization_interval=interval * coarseness)
-    step = dp.PoissonSampledDpEvent(sampling_rate, dp.GaussianDpEvent(noise_multiplier))
-    return float(ledger.compose(step, updates).get_epsilon(delta))
+    for some in made:
+        ledger.compose(some.event)
+    return float(ledger.get_epsilon(delta))
+
+
+def renyi(orders: Sequence[float]) -> Any:
+    """An empty account of Rényi divergences, for episodes that are emptied."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders it leaves out
+    return RdpAccountant(orders, dp.NeighboringRelation.REPLACE_SPECIAL)
 
 
 def theorem_1(

@@ -11,6 +11,7 @@ a stated confidence. A bound above the accountant's ε refutes the claim.
 A bound below it proves nothing: it is what this attack found with so many trials. In the agent view
 it attacks an agent's own gradients alone, not what teammates feed back through the team error.
 
+A recipe is audited by its own settings, but for those that are scaled down, which are named.
 What runs may differ from what is claimed: `PLANTED` names the mistakes that an audit has to find.
 
 Shapes: S trials (lanes of one simulation), N agents.
@@ -18,6 +19,7 @@ Shapes: S trials (lanes of one simulation), N agents.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +34,11 @@ from jax.flatten_util import ravel_pytree
 
 from pevdn import worlds
 from pevdn._platform import cache_compilations
-from pevdn.agent import learning, networks, replay
-from pevdn.agent.networks import Parameters
+from pevdn.agent import replay
+from pevdn.agent.learning import Learner
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError, unknown
+from pevdn.exchange.alone import alone
 from pevdn.experiment import config as configuration
 from pevdn.experiment.config import Config, Settings, number
 from pevdn.experiment.progress import Observer, Silent
@@ -47,14 +50,22 @@ from pevdn.worlds.base import World
 
 CONFIDENCE = 0.95
 REWARD = 1e4  # the canary's: so large that the team error is the reward, whatever agents believe
-LANES = 400  # trials computed at once
+LANES = 400  # trials computed at once,
+MEMORY = 2**30  # or as many as so many bytes hold
 QUICK = {"xla_backend_optimization_level": "1"}  # half the compile time, at the same speed
-SMALL = {  # privacy does not depend on the size of the network; products of width 1 are fast
+SMALL = {  # where a recipe says nothing: privacy does not depend on the size of the network
     "hidden_size": 1,
     "parallel_episodes": 1,  # an episode is in the buffer for `buffer_size` updates
     "buffer_size": 32,
     "expected_batch_size": 4,
 }
+ALWAYS = {  # a trial begins with a full buffer, and asks whether an episode in it is empty
+    "learning_starts": 0,
+    "buffer": "device",
+    "relation": "zero-out",
+    "epsilon_budget": 0.0,
+}
+EPSILONS = (1.0, 3.0, 8.0)  # of one agent
 
 
 @dataclass(frozen=True)
@@ -100,21 +111,28 @@ class Row(NamedTuple):
 
 def audit(
     world: World,
-    epsilons: Sequence[float] = (1.0, 3.0, 8.0),
+    epsilons: Sequence[float] | None = None,
     trials: int = 2000,
     delta: float | None = None,
     seed: int = 0,
     plant: str | None = None,
     observer: Observer | None = None,
-    **settings: Any,
+    settings: Mapping[str, Any] | None = None,
+    scaled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Audit claims of `epsilons` in the agent view, and of what each means in the team view.
+    """Audit the claims of a recipe in the agent view, and what each means in the team view.
 
-    `trials` is how many with the canary, and as many without. All bounds of the document hold at
-    once with its confidence. `settings` are those of training, and so is the default of `delta`.
+    `settings` are the recipe: those of training, and so is the default of `delta`. `scaled` stand
+    in for some of them, and SMALL for those it does not name. With a noise multiplier among them
+    its ε is the claim; otherwise `epsilons` are, each with the noise that it takes. `trials` is how
+    many with the canary, and as many without. All bounds of the document hold at once with its
+    confidence.
     """
+    given = {**SMALL, **(settings or {}), **(scaled or {})}
     trials = number("trials", trials, int, 100, 1_000_000)
-    targets = [number("epsilon", value, float, 0.01, 100.0) for value in epsilons]
+    if epsilons is not None and "noise_multiplier" in given:
+        raise UsageError("noise_multiplier is given, and ε follows from it; leave out epsilon.")
+    targets = [number("epsilon", e, float, 0.01, 100.0) for e in epsilons or EPSILONS]
     if delta is not None and not 0 < delta <= 0.5:
         raise UsageError(f"delta is {delta:g}, but must be above 0 and at most 0.5.")
     if plant is not None and plant not in PLANTED:
@@ -122,45 +140,43 @@ def audit(
     bug = PLANTED[plant] if plant else Bug("nothing")
     show = observer or Silent()
     cache_compilations()
-    n_agents, significance = len(world.agents), (1 - CONFIDENCE) / (len(VIEWS) * len(targets))
+    n_agents = len(world.agents)
 
-    def made(**changes: Any) -> Config:
-        values = {**SMALL, "delta": delta or 0.0, **settings, **changes}
-        return configuration.make("pe-vdn-c", world.name, seed=seed, settings=values)
+    def made(values: Mapping[str, Any], **changes: Any) -> Config:
+        return configuration.make("pe-vdn-c", world.name, seed=seed, settings={**values, **changes})
 
-    base, rows = made(), []
+    base, rows = made(given, **ALWAYS, **({} if delta is None else {"delta": delta})), []
+    differs = instead(made(settings or {}).settings, base.settings)
+    chosen = dataclasses.asdict(base.settings)
+    plan = planner.Plan.of(base, n_agents)
+    if "noise_multiplier" in given:
+        if plan.noise_multiplier == 0:
+            raise UsageError("noise_multiplier is 0, so that nothing is claimed to be audited.")
+        noises = [plan.noise_multiplier]
+    else:
+        noises = [planner.smallest_noise(plan, e, "agent").noise_multiplier for e in targets]
+    significance = (1 - CONFIDENCE) / (len(VIEWS) * len(noises))
     bound = partial(lower_bound, significance=significance, delta=base.delta, seed=seed)
     fresh = jax.jit(Simulation(world, base).start, compiler_options=QUICK)(jnp.array([seed]))
-    for target in targets:
-        plan = planner.smallest_noise(planner.Plan.of(base, n_agents), target, "agent")
-        claim = made(noise_multiplier=plan.noise_multiplier)
-        real = made(**{"noise_multiplier": plan.noise_multiplier, **bug.runs(claim.settings)})
+    for noise in noises:
+        claim = made(chosen, noise_multiplier=noise)
+        real = made(chosen, **{"noise_multiplier": noise, **bug.runs(claim.settings)})
+        mechanism = Mechanism(
+            claim.sampling_rate, noise, n_agents if bug.root_n else 1, claim.delta
+        )
         show.note(
-            f"ε {target:g} at noise multiplier {plan.noise_multiplier:g}: compiling, then "
-            f"{trials:,} trials with the canary and {trials:,} without, of {plan.exposure} updates"
+            f"ε {mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
+            f"compiling, then {trials:,} trials with the canary and {trials:,} without, of "
+            f"{plan.exposure} updates"
         )
         sim = Watched(world, real)
         exposure, with_it, without = _scores(sim, claim, fresh, plan.exposure, trials, seed)
-        mechanism = Mechanism(
-            claim.sampling_rate,
-            claim.settings.noise_multiplier,
-            n_agents if bug.root_n else 1,
-            claim.delta,
-        )
         for view in VIEWS:
             claimed = mechanism.epsilon(exposure, view)
             held_in, held_out = getattr(with_it, view), getattr(without, view)
             found = bound(held_in, held_out)
-            rows.append(
-                Row(
-                    view,
-                    claim.settings.noise_multiplier,
-                    claimed,
-                    found,
-                    area_under_curve(held_in, held_out),
-                    found <= claimed,
-                )
-            )
+            auc = area_under_curve(held_in, held_out)
+            rows.append(Row(view, noise, claimed, found, auc, found <= claimed))
     return {
         "env": world.name,
         "agents": n_agents,
@@ -173,8 +189,20 @@ def audit(
         "delta": base.delta,
         "seed": seed,
         "plant": plant,
+        "settings": chosen,
+        "scaled": differs,
         "rows": [row._asdict() for row in rows],
         "passed": all(row.passed for row in rows),
+    }
+
+
+def instead(recipe: Settings, audited: Settings) -> dict[str, dict[str, Any]]:
+    """What was audited in place of a recipe's own settings, δ and noise apart: rows have these."""
+    wanted, used = dataclasses.asdict(recipe), dataclasses.asdict(audited)
+    return {
+        name: {"recipe": wanted[name], "audited": used[name]}
+        for name in wanted
+        if name not in ("delta", "noise_multiplier") and wanted[name] != used[name]
     }
 
 
@@ -241,7 +269,9 @@ def _scores(
     sim: Watched, claim: Config, fresh: State, updates: int, trials: int, seed: int
 ) -> tuple[int, Scores, Scores]:
     """The exposure that the program counted, and scores with and without the canary, (trials,)."""
-    lanes, size = min(LANES, 2 * trials), sim.settings.buffer_size
+    size = sim.settings.buffer_size
+    fit = MEMORY // sum(leaf.nbytes for leaf in jax.tree.leaves(fresh))
+    lanes = min(LANES, 2 * trials, max(2, fit - fit % 2))
     rounds = -(-2 * trials // lanes)
     slots = np.random.default_rng(seed).integers(0, size, (rounds, lanes))
     slots[:, 1::2] = size  # every other lane goes without
@@ -265,25 +295,41 @@ def _scores(
 # ---- the attack -----------------------------------------------------------------------------
 
 
-def canary_gradient(theta: Parameters, canary: Episode) -> Array:
-    """What the canary adds to one agent's sum of gradients before clipping, as a vector (P,).
+def believed(world: World, claim: Config) -> Simulation:
+    """The claimed program as the attacker runs it, for every agent by itself.
 
-    That agent's parameters are enough: beside such a reward nobody's message counts.
+    An agent's own parameters are enough: beside such a reward nobody's message counts.
     """
-    inputs = learning.network_inputs(canary)
-    memo = learning.Memo(inputs, networks.of(theta).unroll(theta, inputs)[1])
-    no_messages = jnp.zeros_like(canary.rewards)
-    return ravel_pytree(learning.local_gradient(theta, memo, no_messages, canary))[0]
+    simulation = Simulation(world, claim)
+    simulation.exchange = alone
+    return simulation
 
 
-def evidence(theta: Parameters, canary: Episode, released: Array, claimed: Settings) -> Array:
-    """log N(s; v, σ²C²) − log N(s; 0, σ²C²) of one agent's released sum s (P,).
+def added(
+    simulation: Simulation, learners: tuple[Learner, ...], canary: Sequence[Episode]
+) -> list[Array]:
+    """What the canary (S, N, ...) adds to every agent's sum of gradients: vectors (S, N, P)."""
+    S = canary[0].length.shape[0]
+    one = jax.tree.map(lambda x: x[:, :, None], tuple(canary))
+    batches = tuple(each_agent(replay.time_first)(episodes) for episodes in one)
+    found, _ = simulation._learn(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
+    return [vectors(gradient) for gradient in found]
+
+
+def vectors(gradient: Any) -> Array:
+    """Gradients of any shape (S, N, ...) to (S, N, P)."""
+    found: Array = each_agent(lambda one: ravel_pytree(one)[0])(gradient)
+    return found
+
+
+def evidence(released: Array, v: Array, claimed: Settings) -> Array:
+    """log N(s; v, σ²C²) − log N(s; 0, σ²C²) of an agent's released sum s, along the last axis.
 
     v is the canary's gradient, clipped. Nothing here belongs to another agent.
     """
-    v = canary_gradient(theta, canary)
-    v = v * jnp.minimum(1.0, claimed.clip_norm / jnp.linalg.norm(v))
-    return (2 * released @ v - v @ v) / (2 * (claimed.noise_multiplier * claimed.clip_norm) ** 2)
+    return ((2 * released - v) * v).sum(-1) / (
+        2 * (claimed.noise_multiplier * claimed.clip_norm) ** 2
+    )
 
 
 def log_likelihood_ratio(evidence: Array, q: float) -> Array:
@@ -292,30 +338,31 @@ def log_likelihood_ratio(evidence: Array, q: float) -> Array:
 
 
 def score(
-    team: Team,
-    params: Sequence[Parameters],
+    simulation: Simulation,
+    learners: tuple[Learner, ...],
     canary: Sequence[Episode],
     released: Sequence[Array],
-    claim: Config,
 ) -> Scores:
     """One update's share of the scores, from what is known of the agents by kind (S, N, ...).
 
     One observer sees the first agent of the team. The other sees all: they have noise of their
     own, but sampled the canary together or not at all.
     """
-    watch = each_agent(partial(evidence, claimed=claim.settings))
-    by_kind = [watch(*args) for args in zip(params, canary, released, strict=True)]
-    first, *others = team.by_agent(by_kind, axis=1)  # (S,) each
-    ratio = partial(log_likelihood_ratio, q=claim.sampling_rate)
+    by_kind = [
+        evidence(seen, v, simulation.settings)
+        for seen, v in zip(released, added(simulation, learners, canary), strict=True)
+    ]
+    first, *others = simulation.team.by_agent(by_kind, axis=1)  # (S,) each
+    ratio = partial(log_likelihood_ratio, q=simulation.config.sampling_rate)
     return Scores(ratio(first), ratio(sum(others, start=first)))
 
 
 class Watched(Simulation):
     """The simulation as it is; what it released in the newest update can be looked at."""
 
-    released: tuple[Parameters, ...]  # by kind, (S, N, ...)
+    released: tuple[Any, ...]  # by kind, (S, N, ...)
 
-    def _gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
+    def _gradients(self, state: State, keys: Array) -> tuple[tuple[Any, ...], Array]:
         self.released, refused = super()._gradients(state, keys)
         return self.released, refused
 
@@ -376,21 +423,14 @@ def attack(
     """
     (S,) = slots.shape
     records = by_kind(sim.team, canary, S)
+    attacker = believed(sim.world, claim)
     divisor = sim.settings.expected_batch_size  # public, and undone: sums are what has noise σC
-
-    def vector(gradient: Parameters) -> Array:
-        return ravel_pytree(gradient)[0] * divisor
 
     def update(carry: tuple[State, Scores], keys: Array) -> tuple[tuple[State, Scores], None]:
         before, total = carry
         after = sim._update(before, keys, jnp.ones(S, bool))
-        seen = score(
-            sim.team,
-            [learner.params for learner in before.learners],
-            records,
-            [each_agent(vector)(gradient) for gradient in sim.released],
-            claim,
-        )
+        released = [divisor * vectors(gradient) for gradient in sim.released]
+        seen = score(attacker, before.learners, records, released)
         return (after, jax.tree.map(jnp.add, total, seen)), None
 
     start = (begin(fresh, records, slots), Scores(jnp.zeros(S), jnp.zeros(S)))

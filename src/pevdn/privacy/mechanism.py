@@ -10,10 +10,12 @@ because the realised one would tell how many episodes were sampled. How updates 
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from pevdn.agent.networks import Parameters
+Parameters = TypeVar("Parameters")  # of any network
 
 
 def clipped_sum(gradients: Parameters, padding: Array, clip_norm: float) -> Parameters:

@@ -35,7 +35,7 @@ from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError
 from pevdn.experiment import config as configuration
 from pevdn.experiment.config import Config
-from pevdn.privacy import accounting
+from pevdn.privacy import accounting, planner
 from pevdn.privacy.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
 from pevdn.privacy.attacks.target import messages
 from pevdn.privacy.planner import least_noise
@@ -68,7 +68,7 @@ class Errors(NamedTuple):
 
 
 def shadow_config(config: Config, private: bool, noise: float, candidates: int) -> Config:
-    """The run's settings, but for a buffer of all candidates and what makes pe-vdn-b or c."""
+    """The run's own settings, but for a buffer of all candidates and what makes pe-vdn-b or c."""
     settings = dataclasses.replace(
         config.settings,
         buffer_size=candidates,
@@ -84,7 +84,7 @@ def shadow_config(config: Config, private: bool, noise: float, candidates: int) 
         anchor=False,
     )
     name = "pe-vdn-c" if private else "pe-vdn-b"
-    return configuration.make(name, config.env, settings=dataclasses.asdict(settings))
+    return configuration.make(name, config.env, config.steps, settings=dataclasses.asdict(settings))
 
 
 def noise_for(epsilon: float, updates: int, sampling_rate: float, delta: float) -> float:
@@ -177,23 +177,19 @@ def _filled(state: State, candidates: tuple[Episode, ...], member: Array) -> Sta
 def _errors(
     simulation: Simulation, learners: tuple[Learner, ...], candidates: tuple[Episode, ...]
 ) -> tuple[Array, Array]:
-    s, n = simulation.settings, len(simulation.team)
-
-    def sent(learner: Learner, episodes: Episode) -> Array:
-        return messages(learner.params, learner.target, episodes, s.gamma, s.double_q)
-
-    by_kind = [
-        jax.vmap(jax.vmap(sent), in_axes=(0, None))(learner, own)  # (S, N, E, T)
-        for learner, own in zip(learners, candidates, strict=True)
-    ]
-    m = jnp.stack(simulation.team.by_agent(by_kind, axis=1), axis=1)
+    S, n = jax.tree.leaves(learners)[0].shape[0], len(simulation.team)
+    asked = jax.tree.map(lambda x: jnp.broadcast_to(x, (S, *x.shape)), candidates)
+    m = messages(simulation, learners, asked)  # (S, N, E, T)
     team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # reward and length are the team's
-    played = learning.valid(replay.time_first(team)).T  # (E, T)
+    batch = replay.time_first(team)
+    rate = simulation.settings.gamma * simulation.settings.return_lambda
+    rewards = learning.team_error(jnp.zeros_like(batch.rewards), batch, rate).T  # (E, T)
+    played = learning.valid(batch).T
 
     def mean(error: Array) -> Array:
         return jnp.sum(error**2 * played, axis=-1) / jnp.maximum(team.length, 1)
 
-    return mean(team.rewards / n + m), mean(team.rewards + m.sum(1))
+    return mean(rewards / n + m), mean(rewards + m.sum(1))
 
 
 def scores(errors: Floats) -> Floats:
@@ -215,10 +211,32 @@ def infer(errors: Floats, member: Bools) -> Estimate:
     return estimate(found.ravel(), repeated.ravel(), np.repeat(np.arange(S), N * E))
 
 
+class Training(NamedTuple):
+    """One way of training shadow teams."""
+
+    noise_multiplier: float | None  # None: as pe-vdn-b
+    own: str | None = None  # what of it is the attacked run's: its noise or its ε
+
+
+def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -> list[Training]:
+    """As pe-vdn-b, as pe-vdn-c at every ε, and as private as the run itself was, if it was."""
+
+    def at(epsilon: float) -> float:
+        return noise_for(epsilon, updates, sampling_rate, config.delta)
+
+    found = [Training(None), *(Training(at(epsilon)) for epsilon in EPSILONS)]
+    epsilon = planner.Plan.of(config, agents).epsilon("agent") if config.private else 0.0
+    if 0 < epsilon < math.inf:
+        found.append(Training(config.settings.noise_multiplier, "noise"))
+        found.append(Training(at(epsilon), "ε"))
+    return found
+
+
 class Inference(NamedTuple):
     """One way of training, attacked by one observer."""
 
     algorithm: str
+    own: str | None
     observer: str  # "agent" or "team"
     noise_multiplier: float | None
     epsilon_agent: float | None
@@ -236,25 +254,29 @@ def attack(
     seed: int,
     note: Callable[[str], None],
 ) -> list[Inference]:
-    """Train as pe-vdn-b, and as pe-vdn-c at every ε; attack each from both sides."""
-    S, E = member.shape
+    """Train shadow teams in every way, and attack each from both sides."""
+    (S, E), n = member.shape, len(world.agents)
+    q, delta = shadow_config(config, True, 0.0, E).sampling_rate, config.delta
     found = []
-    for number, epsilon in enumerate((None, *EPSILONS), start=1):
-        shadow = shadow_config(config, epsilon is not None, 0.0, E)
-        algorithm, q, delta = shadow.algorithm, shadow.sampling_rate, config.delta
-        noise, agent, team, limit = None, None, None, 1.0
-        if epsilon is not None:
-            noise = noise_for(epsilon, updates, q, delta)
-            shadow = shadow_config(config, True, noise, E)
+    ways = trainings(config, n, updates, q)
+    for number, (noise, own) in enumerate(ways, start=1):
+        shadow = shadow_config(config, noise is not None, noise or 0.0, E)
+        agent, team, limit = None, None, 1.0
+        if noise is not None:
             agent = accounting.epsilon(updates, q, noise, delta)
-            seen = noise / math.sqrt(len(world.agents))
+            seen = noise / math.sqrt(n)
             team = accounting.epsilon(updates, q, seen, delta)
             limit = largest_auc((accounting.epsilon(updates, q, seen, d), d) for d in DELTAS)
-        goal = "" if epsilon is None else f" at ε {epsilon:g}"
-        of = 1 + len(EPSILONS)
-        note(f"training {S} shadow teams of {algorithm}{goal}, {updates} updates ({number}/{of}) …")
+        goal = "" if agent is None else f" at ε {agent:.3g}"
+        whose = f", this run's {own}" if own else ""
+        note(
+            f"training {S} shadow teams of {shadow.algorithm}{goal}{whose}, {updates} updates "
+            f"({number}/{len(ways)}) …"
+        )
         errors = train(world, shadow, episodes, member, updates, seed)
         for observer, error in (("agent", errors.agent), ("team", errors.team[:, None])):
             result = infer(error, member)
-            found.append(Inference(algorithm, observer, noise, agent, team, limit, result))
+            found.append(
+                Inference(shadow.algorithm, own, observer, noise, agent, team, limit, result)
+            )
     return found

@@ -17,7 +17,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.4), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    panels = figure.subplots(1, 3, sharey=True, width_ratios=(1, 1, 1.4))
     for axes in panels:
         axes.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
         axes.grid(alpha=0.3, axis="y")
@@ -70,7 +70,7 @@ def _membership(axes: Any, rows: list[Row]) -> None:
         allowed = next(row["largest_auc"] for row in rows if _label(row) == label)
         axes.hlines(allowed, place - 0.3, place + 0.3, color="0.3", linewidth=2)
     axes.plot([], [], color="0.3", linewidth=2, label="the most that ε of the team allows")
-    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xticks(range(len(labels)), labels, fontsize="small")
     axes.legend(frameon=False, loc="lower left")
     axes.set(title="membership of an episode", xlabel="ε of one agent")
 
@@ -79,7 +79,8 @@ def _label(row: Row) -> str:
     if row["epsilon_agent"] is None:
         return str(row["algorithm"])
     value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.3g}"
-    return f"{row['algorithm']}\nε {value}"
+    name = f"own {row['own']}" if row["own"] else row["algorithm"]
+    return f"{name}\nε {value}"
 
 
 def _points(

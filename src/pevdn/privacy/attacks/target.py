@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn import worlds
-from pevdn.agent import learning, replay
+from pevdn.agent import replay
 from pevdn.agent.learning import Learner
-from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.errors import UsageError
+from pevdn.exchange import Opened
 from pevdn.exchange.secret_shared import Code
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.directory import Run
@@ -67,25 +66,28 @@ class Target:
         params = tuple(learner.params for learner in learners)
         exploration = jnp.full(1, EXPLORATION)
         played = self.simulation._play(params, keys[None], exploration, record=True)
-        s = self.config.settings
-        compute = partial(messages, gamma=s.gamma, double_q=s.double_q)
-        sent = [
-            each_agent(compute)(learner.params, learner.target, episodes)
-            for learner, episodes in zip(learners, played.episodes, strict=True)
-        ]
+        sent = messages(self.simulation, learners, played.episodes)
         team = self.simulation.team
         kinds = [jax.tree.map(lambda x: x[0], episodes) for episodes in played.episodes]
         parts = [team.by_agent(leaves, axis=0) for leaves in zip(*kinds, strict=True)]
         return Scene(
             tuple(Episode(*leaves) for leaves in zip(*parts, strict=True)),
-            jnp.stack(team.by_agent(sent, axis=1))[:, 0],
+            sent[0],
             played.length[0],
         )
 
 
 def messages(
-    params: Parameters, target: Parameters, episodes: Episode, gamma: float, double_q: bool
+    simulation: Simulation, learners: tuple[Learner, ...], episodes: tuple[Episode, ...]
 ) -> Array:
-    """m_i (E, T) of one agent for its episodes (E, T, ...)."""
-    batch = replay.time_first(episodes)
-    return learning.message(params, target, batch, gamma, double_q)[0].T
+    """m_i (S, N, E, T) of learners for their episodes, by kind (S, N, E, T, ...).
+
+    The simulation computes them as it does in training, for an exchange that refuses everything
+    and so reports all that it was given.
+    """
+    listening = Simulation(simulation.world, simulation.config)
+    listening.exchange = lambda key, sent: Opened(sent, sent)
+    batches = tuple(each_agent(replay.time_first)(own) for own in episodes)
+    S, _, E = episodes[0].length.shape
+    _, sent = listening._learn(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
+    return jnp.swapaxes(sent, 2, 3)
