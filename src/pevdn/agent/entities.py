@@ -83,7 +83,7 @@ def initialise(key: Array, spec: AgentSpec, hidden_size: int) -> Parameters:
         return Scorer(both.weight[:H], both.weight[H:], both.bias, layer(H, 1, SMALL))
 
     return Parameters(
-        own=layer(len(_rest(spec)), H),
+        own=layer(sum(map(len, _rest(spec))), H),
         encoders=tuple(layer(group.size, H) for group in spec.things),
         core=layer((1 + len(spec.things)) * H, H),
         plain=layer(H, len(_plain(spec)), SMALL),
@@ -112,6 +112,17 @@ def step(
 def unroll(params: Parameters, inputs: Inputs) -> tuple[Array, Trace]:
     """Q-values (T, ..., A) along whole episodes of inputs (T, ...)."""
     return _forward(params, inputs.seen)
+
+
+def unroll_both(
+    params: Parameters, target: Parameters, inputs: Inputs
+) -> tuple[Array, Array, Trace]:
+    """The values of both, and the first one's trace.
+
+    One after the other: stacked, as in `network`, XLA 0.10's program for the CPU crashes.
+    """
+    q, trace = unroll(params, inputs)
+    return q, unroll(target, inputs)[0], trace
 
 
 def values(params: Parameters, inputs: Inputs) -> Array:
@@ -196,10 +207,7 @@ def _forward(params: Parameters, seen: Array) -> tuple[Array, Trace]:
         hidden = jax.nn.relu(from_core + things[g] @ scorer.thing_weight)
         scored.append(hidden)
         values.append((hidden @ scorer.output.weight + scorer.output.bias)[..., 0])
-    q = jnp.concatenate(values, axis=-1)
-    order = np.argsort(_order(spec))
-    if np.any(order != np.arange(len(order))):
-        q = q[..., order]
+    q = _ordered(jnp.concatenate(values, axis=-1), np.argsort(_order(spec)))
     return q, Trace(own, things, core, tuple(scored))
 
 
@@ -214,14 +222,20 @@ def _parts(seen: Array, spec: AgentSpec) -> tuple[Array, list[Array]]:
         seen[..., g.start : g.start + g.count * g.size].reshape(*seen.shape[:-1], g.count, g.size)
         for g in spec.things
     ]
-    return seen[..., _rest(spec)], things
+    rest = [seen[..., part.start : part.stop] for part in _rest(spec)]
+    return jnp.concatenate([seen[..., :0], *rest], axis=-1), things
 
 
 def _split(per_action: Array, spec: AgentSpec) -> list[Array]:
     """(..., A) into actions about no thing, then each group's."""
-    ordered = per_action[..., _order(spec)]
+    ordered = _ordered(per_action, _order(spec))
     counts = [len(_plain(spec)), *(len(actions) for _, actions in _acted_on(spec))]
     return list(jnp.split(ordered, np.cumsum(counts)[:-1], axis=-1))
+
+
+def _ordered(per_action: Array, order: np.ndarray) -> Array:
+    """(..., A) in another order, and untouched if it is the same."""
+    return per_action if np.all(order == np.arange(len(order))) else per_action[..., order]
 
 
 def _acted_on(spec: AgentSpec) -> list[tuple[int, range]]:
@@ -247,9 +261,10 @@ def _order(spec: AgentSpec) -> np.ndarray:
     return np.array(_plain(spec) + _of_groups(spec), dtype=int)
 
 
-def _rest(spec: AgentSpec) -> np.ndarray:
+def _rest(spec: AgentSpec) -> list[range]:
     """Where in an observation there is no thing."""
-    taken = np.zeros(spec.observation_size, bool)
-    for group in spec.things:
-        taken[group.start : group.start + group.count * group.size] = True
-    return np.flatnonzero(~taken)
+    parts, end = [], 0
+    for group in sorted(spec.things, key=lambda group: group.start):
+        parts.append(range(end, group.start))
+        end = group.start + group.count * group.size
+    return [part for part in (*parts, range(end, spec.observation_size)) if part]

@@ -109,12 +109,10 @@ def message(
 ) -> tuple[Array, Memo]:
     """m_i (T, ...), and what turns the team error into a gradient later."""
     inputs = network_inputs(batch)
-    both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
-    unroll = networks.of(params).unroll
-    (q, q_target), traces = jax.vmap(unroll, (0, None))(both, inputs)  # in one loop
+    q, q_target, trace = networks.of(params).unroll_both(params, target, inputs)
     after = next_values(q, q_target, batch, double_q)
     m = returns_of_values(after, batch, gamma, lam) - of_taken(q[:-1], batch)  # eq. (8)
-    return m * valid(batch), Memo(inputs, jax.tree.map(lambda x: x[0], traces))
+    return m * valid(batch), Memo(inputs, trace)
 
 
 def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:

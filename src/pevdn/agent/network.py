@@ -111,6 +111,15 @@ def unroll(params: Parameters, inputs: Inputs) -> tuple[Array, Trace]:
     return q, Trace(features, gates, memories)
 
 
+def unroll_both(
+    params: Parameters, target: Parameters, inputs: Inputs
+) -> tuple[Array, Array, Trace]:
+    """The values of both, and the first one's trace, in one loop."""
+    both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
+    (q, q_target), traces = jax.vmap(unroll, (0, None))(both, inputs)
+    return q, q_target, jax.tree.map(lambda x: x[0], traces)
+
+
 def gradient(
     params: Parameters, inputs: Inputs, trace: Trace, q_bar: Array, *, by_episode: bool = False
 ) -> Parameters:
