@@ -111,6 +111,11 @@ class Settings:
     # differential privacy
     noise_multiplier: float = _setting(1.0, "noise standard deviation over clip_norm", 0.0)
     clip_norm: float = _setting(0.5, "C: the most one episode's gradient may weigh", 1e-12)
+    clipping: str = _setting(
+        "whole",
+        "arrays: each array of a gradient to its even share of clip_norm, not the whole to it",
+        choices=("whole", "arrays"),
+    )
     delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
     relation: str = _setting(
         "zero-out",

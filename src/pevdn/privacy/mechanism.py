@@ -10,24 +10,36 @@ because the realised one would tell how many episodes were sampled. How updates 
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TypeVar
 
+import jax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
 Parameters = TypeVar("Parameters")  # of any network
 
 
-def clipped_sum(gradients: Parameters, padding: Array, clip_norm: float) -> Parameters:
+def clipped_sum(
+    gradients: Parameters, padding: Array, clip_norm: float, *, by_array: bool = False
+) -> Parameters:
     """Σ over episodes of one agent's gradients (B, ...), each clipped to C as a whole.
 
-    `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one episode:
-    `clip_norm`, also when a gradient is not finite (it then counts as zero).
+    With `by_array` each of its n arrays is clipped to C/√n by itself, so that none takes the
+    others' share; the whole then still is within C. `padding` (B,) marks entries that are not
+    episodes. L2 sensitivity to emptying one episode: `clip_norm`, also when a gradient is not
+    finite (it then counts as zero).
     """
     from jax_privacy.clipping import clipped_fun  # a second, which only private training needs
 
-    clip = clipped_fun(lambda one: one, keep_batch_dim=False, l2_clip_norm=clip_norm)
-    total: Parameters = clip(gradients, is_padding_example=padding)
+    arrays = len(jax.tree.leaves(gradients)) if by_array else 1
+    norm = clip_norm / math.sqrt(arrays)
+    clip = partial(
+        clipped_fun(lambda one: one, keep_batch_dim=False, l2_clip_norm=norm),
+        is_padding_example=padding,
+    )
+    total: Parameters = jax.tree.map(clip, gradients) if by_array else clip(gradients)
     return total
 
 

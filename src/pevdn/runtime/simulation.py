@@ -587,7 +587,9 @@ class Simulation:
             if not self.config.private:
                 return learning.local_gradient(theta, memo, total, batch, rate)
             each = learning.local_gradient(theta, memo, total, batch, rate, by_episode=True)
-            return mechanism.clipped_sum(each, padding, s.clip_norm)
+            return mechanism.clipped_sum(
+                each, padding, s.clip_norm, by_array=s.clipping == "arrays"
+            )
 
         return tuple(
             each_agent(own, 4)(theta, memo, total, batch, padding)
