@@ -42,6 +42,8 @@ PRIVATE: dict[str, Any] = {
     "anchor_threshold": 0.0,
     "update_every": 1,
     "noise_multiplier": 1.0,
+    "network": "recurrent",  # the coordination game takes memory
+    "average_decay": 0.0,
 }
 WORLD = {"pe-vdn-b": "toy:two-step", "pe-vdn-c": "toy:coordination"}
 

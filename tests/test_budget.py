@@ -75,9 +75,9 @@ def test_coins_exceed_a_plan_once_in_a_million_runs(size, every, parallel, throu
     assert windows * binom.sf(plan.exposure, coins, 1 / throughput) <= 1.01e-6 * max(1, every)
 
 
-def test_a_run_too_short_to_fill_the_buffer_costs_nothing():
-    assert budget("--buffer-size", 100, "--batch-size", 10, "--steps", 90)["epsilon_team"] == 0
-    short = budget("--buffer-size", 100, "--batch-size", 10, "--steps", 150)
+def test_a_run_too_short_to_learn_costs_nothing():
+    assert budget("--buffer-size", 100, "--batch-size", 10, "--steps", 16)["epsilon_team"] == 0
+    short = budget("--buffer-size", 100, "--batch-size", 10, "--steps", 90)
     whole = budget("--buffer-size", 100, "--batch-size", 10)
     assert 0 < short["epsilon_team"] < whole["epsilon_team"]
 

@@ -208,7 +208,7 @@ def test_other_commands_name_a_mistake_the_same_way(arguments: list[str], told: 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--model", "newest"], "model is 'newest', but must be 'best', 'running' or 'anchor'."),
+        (["--model", "newest"], "model is 'newest', but must be 'best', 'running', 'average' or"),
         (["--model", "anchor"], "was trained without an anchor"),
         (["--episodes", "0"], "episodes is 0, but must be at least 1."),
         (["--seed", "9999999999"], "seed is 9999999999, but must be at most"),

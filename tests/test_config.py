@@ -148,7 +148,9 @@ def test_a_private_run_refuses_uniform_sampling() -> None:
 def test_delta_is_below_one_over_the_buffer_unless_it_is_set() -> None:
     assert make("pe-vdn-c", settings={"buffer_size": 1000}).delta == 1000**-1.1
     assert make("pe-vdn-c", settings={"delta": "1e-6"}).delta == 1e-6
-    tiny = {"buffer_size": 1, "expected_batch_size": 1, "parallel_episodes": 1}
+    tiny = dict.fromkeys(
+        ("buffer_size", "expected_batch_size", "parallel_episodes", "update_every"), 1
+    )
     assert make("pe-vdn-c", settings=tiny).delta == 0.5
 
 

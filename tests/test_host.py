@@ -198,6 +198,7 @@ def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None
         "expected_batch_size": 12,
         "parallel_episodes": 4,
         "learning_starts": 16,
+        "update_every": 1,
         "buffer_throughput": 1.5,
         "sampling": "poisson",
     }

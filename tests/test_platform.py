@@ -132,7 +132,7 @@ from pevdn.experiment import config
 from pevdn.runtime.simulation import Simulation
 settings = {"buffer_size": 16, "expected_batch_size": 4, "hidden_size": 32}
 world = worlds.make("toy:coordination")
-simulation = Simulation(world, config.make("pe-vdn-c", world.name, settings=settings))
+simulation = Simulation(world, config.make("pe-vdn-b", world.name, settings=settings))
 print(jax.jit(simulation.start)(jnp.arange(96)).learners[0].params.input_bias.shape)
 """
     said = finish(python(program), timeout=120)

@@ -31,6 +31,20 @@ def test_no_episode_weighs_more_than_the_clip_norm(seed, clip_norm):
     assert float(jnp.linalg.norm(alone)) <= clip_norm * (1 + 1e-5)
 
 
+@given(st.integers(0, 2**31))
+def test_clipped_by_array_no_array_takes_the_share_of_another_and_the_whole_is_within(seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([1e-3, 1.0, 1e6], size=(3, 4, 1))
+    raw = [np.float32(rng.normal(size=(4, 5)) * size) for size in sizes]
+    total = mechanism.clipped_sum(raw, jnp.zeros(4, bool), 0.6, by_array=True)
+    for ours, array in zip(total, raw, strict=True):
+        size = np.linalg.norm(array, axis=1, keepdims=True)
+        expected = (array * np.minimum(1, 0.6 / np.sqrt(3) / size)).sum(0)
+        assert np.allclose(ours, expected, rtol=1e-3, atol=1e-4)
+    one = mechanism.clipped_sum([x[:1] for x in raw], jnp.zeros(1, bool), 0.6, by_array=True)
+    assert np.linalg.norm(np.concatenate(one)) <= 0.6 * (1 + 1e-5)
+
+
 def test_padding_and_broken_gradients_add_nothing():
     raw = np.ones((3, 4), np.float32)
     raw[1] = np.nan

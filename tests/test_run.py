@@ -775,7 +775,9 @@ def test_asking_for_a_model_that_is_not_there_says_what_is(
 ) -> None:
     with pytest.raises(UsageError, match="was trained without an anchor; use model 'running'"):
         pevdn.load(finished["pe-vdn-b"], model="anchor")
-    with pytest.raises(UsageError, match="must be 'best', 'running' or 'anchor'"):
+    with pytest.raises(UsageError, match="was trained without an average; use model 'running'"):
+        pevdn.load(finished["pe-vdn-b"], model="average")
+    with pytest.raises(UsageError, match="must be 'best', 'running', 'average' or 'anchor'"):
         pevdn.load(finished["pe-vdn-b"], model="newest")
     with pytest.raises(UsageError, match=r"seed is 8, but .* has seeds 5 to 7"):
         pevdn.load(three["pe-vdn-b"], seed=8)
@@ -793,6 +795,20 @@ def test_the_best_model_is_the_anchor_once_there_is_one(finished: dict[str, Run]
     )
     assert np.array_equal(best, anchor)
     assert not np.array_equal(best, running)
+
+
+def test_the_average_is_evaluated_kept_and_loaded_before_any_other_model(tmp_path: Path) -> None:
+    settings = {"network": "entities", "average_decay": 0.9, "learning_rate_end": 0.5}
+    run = train("pe-vdn-c", tmp_path / "run", **settings)
+    assert all(0 <= line["win_rate_average"] <= 1 for line in run.metrics)
+    late = [x["win_rate_average"] for x in run.metrics if x["env_steps"] >= 100]
+    assert run.summary["late_win_rate_average"] == pytest.approx(sum(late) / len(late))
+    best, average, running, anchor = (
+        pevdn.load(run, model=model)[0].params.core.weight
+        for model in ("best", "average", "running", "anchor")
+    )
+    assert np.array_equal(best, average)
+    assert not np.array_equal(best, running) and not np.array_equal(best, anchor)
 
 
 def test_loading_a_run_changes_nothing_and_says_when_there_is_nothing(

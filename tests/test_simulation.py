@@ -23,6 +23,8 @@ SMALL = {
     "expected_batch_size": 6,
     "parallel_episodes": 2,
     "update_every": 1,
+    "network": "recurrent",
+    "return_lambda": 0.0,
     "eval_episodes": 4,
 }
 T = 5
@@ -410,7 +412,7 @@ def test_kinds_gather_and_scatter_in_the_order_of_the_team():
 
 
 def test_an_evaluation_that_beats_the_threshold_becomes_the_anchor():
-    sim = simulation("pe-vdn-c", team_of(2), anchor_threshold=0.5)
+    sim = simulation("pe-vdn-c", team_of(2), anchor=True, anchor_threshold=0.5)
     state = random_state(sim, 8, lanes=2)
     kept = sim.keep_anchor(state, jnp.array([0.75, 0.5]))
     assert kept.anchored.tolist() == [True, False]
@@ -422,13 +424,36 @@ def test_an_evaluation_that_beats_the_threshold_becomes_the_anchor():
     assert again.threshold.tolist() == pytest.approx([0.75, 0.6])
 
 
+def test_the_average_weighs_the_past_and_the_step_size_falls_along_a_line():
+    """Two updates of plain SGD, at the start and after half of the steps."""
+    settings = {"average_decay": 0.9, "learning_rate_end": 0.2, "learning_rate_steps": 1000}
+    sim = simulation("pe-vdn-a", team_of(2), optimizer="sgd", learning_rate=0.1, **settings)
+    state = random_state(sim, 10)
+    learner = state.learners[0]
+    state = state._replace(learners=(learner._replace(average=learner.params), *state.learners[1:]))
+    update, ready = compiled(sim, "_update"), jnp.ones(1, bool)
+    keys = split_keys(state.key, 4)
+
+    def moved(steps: int, made: int):
+        before = state._replace(env_steps=jnp.array([steps]), updates=jnp.array([made]))
+        after = update(before, keys, ready).learners[0]
+        away = jax.tree.map(jnp.subtract, after.params, learner.params)
+        kept = jax.tree.map(jnp.subtract, after.average, learner.params)
+        return flat([away])[0][0], flat([kept])[0][0]
+
+    full, average = moved(0, 1000)
+    assert np.allclose(average, 0.1 * full, atol=1e-6)
+    assert np.allclose(moved(500, 1000)[0], 0.6 * full, atol=1e-5)
+    assert np.allclose(moved(5000, 1000)[0], 0.2 * full, atol=1e-5)
+    assert np.allclose(moved(0, 0)[1], (1 - 2 / 11) * full, atol=1e-6)  # a young average follows
+
+
 def test_the_anchor_holds_the_parameters_back():
     """The same private update with a strong penalty ends closer to the anchor."""
 
     def distance(penalty: float) -> float:
-        sim = simulation(
-            "pe-vdn-c", team_of(2), anchor_penalty=penalty, optimizer="sgd", learning_rate=0.1
-        )
+        settings = {"anchor": True, "anchor_penalty": penalty, "optimizer": "sgd"}
+        sim = simulation("pe-vdn-c", team_of(2), learning_rate=0.1, **settings)
         state = random_state(sim, 9)._replace(anchored=jnp.ones(1, bool))
         after = compiled(sim, "_update")(state, split_keys(state.key, 4), jnp.ones(1, bool))
         anchors = [x.anchor for x in after.learners]

@@ -55,7 +55,8 @@ MEMORY = 2**30  # or as many as so many bytes hold
 QUICK = {"xla_backend_optimization_level": "1"}  # half the compile time, at the same speed
 SMALL = {  # where a recipe says nothing: privacy does not depend on the size of the network
     "hidden_size": 1,
-    "parallel_episodes": 1,  # an episode is in the buffer for `buffer_size` updates
+    "parallel_episodes": 1,
+    "update_every": 1,  # an episode is in the buffer for `buffer_size` updates
     "buffer_size": 32,
     "expected_batch_size": 4,
 }
