@@ -273,7 +273,7 @@ def test_a_search_is_part_of_the_plan():
 
 def test_a_search_without_updates_costs_nothing_and_without_noise_everything():
     cases = ("fresh", "all", *search.NUMBERS)
-    for cost, plan in ((0.0, Plan(64, 4, steps=10)), (math.inf, Plan(64, 4, noise_multiplier=0))):
+    for cost, plan in ((0.0, Plan(64, 4, steps=5)), (math.inf, Plan(64, 4, noise_multiplier=0))):
         assert {row[case] for row in search.report(plan, [1, 5]) for case in cases} == {cost}
 
 

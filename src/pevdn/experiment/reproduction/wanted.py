@@ -45,8 +45,10 @@ class Wanted:
         plain = self.arm(VDNS[0], env, "vdn")
         ours = self.arm(recipe, env, None, preset=recipe).config.settings
         network = {name: getattr(ours, name) for name in NETWORK}
-        like = self.arm(VDNS[1], env, "vdn", **network, learning_rate=RATE)
-        return [plain, like] if like.config != plain.config and not self.quick else [plain]
+        known = {name: getattr(plain.config.settings, name) for name in NETWORK}
+        if self.quick or network == known:
+            return [plain]
+        return [plain, self.arm(VDNS[1], env, "vdn", **network, learning_rate=RATE)]
 
 
 class Experiment(Protocol):
