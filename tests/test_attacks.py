@@ -368,7 +368,8 @@ def test_messages_are_those_of_the_agents(target: Target, algorithm: str) -> Non
     s = config.settings
     for i, own in enumerate(episodes):
         params, past = jax.tree.map(lambda x: x[0, 0], (learners[i].params, learners[i].target))
-        known, _ = learning.message(params, past, replay.time_first(own), s.gamma, s.double_q)
+        how = (s.gamma, s.double_q, s.return_lambda)
+        known, _ = learning.message(params, past, replay.time_first(own), *how)
         assert np.allclose(found[0, i], known.T, atol=1e-5)
 
 
