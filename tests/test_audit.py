@@ -328,6 +328,19 @@ def test_the_claim_of_a_recipe_is_that_of_its_noise_and_what_was_scaled_is_said(
     assert "buffer_size 8 instead of 256" in table and "update_every" not in table
 
 
+def test_a_preset_is_audited_whole_but_for_what_is_scaled(told):
+    sizes = {"buffer_size": 64, "expected_batch_size": 2, "update_every": 4, "hidden_size": 2}
+    scaled = [w for name, value in sizes.items() for w in ("--scale", f"{name}={value}")]
+    said = told(0.0, "--preset", "private-2.9", *scaled, "--scale=parallel_episodes=4", "--json")
+    assert said.code == 0, said.err
+    document = json.loads(said.out)
+    assert document["rows"][0]["noise_multiplier"] == 1.344
+    assert document["settings"]["network"] == "entities" and document["delta"] == 4.88e-4
+    assert document["scaled"]["buffer_size"] == {"recipe": 4096, "audited": 64}
+    wrong = told(0.0, "--preset", "private-29")
+    assert wrong.code == 2 and "unknown preset 'private-29'" in wrong.sentence
+
+
 def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPatch):
     """And as many trials at once as fit: here not all 200 of them."""
     monkeypatch.setattr(audit, "MEMORY", 50_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,9 @@ def main(
     epsilon: Annotated[
         list[float] | None,
         typer.Option(help="ε of the agent view to claim; may be repeated (default 1, 3 and 8)."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A recipe to audit, whole; `pevdn presets` lists them.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -51,12 +55,16 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Attack the private program; fails (exit code 1) if it leaks more than is claimed."""
+    from pevdn.experiment import presets
     from pevdn.experiment.config import parse_assignments
     from pevdn.experiment.progress import observer
     from pevdn.privacy.audit import audit, refuted, world_for
 
     short = {"buffer_size": buffer_size, "expected_batch_size": batch_size}
     scaled = {name: value for name, value in short.items() if value is not None}
+    recipe = {}
+    if preset is not None:
+        recipe = dataclasses.asdict(presets.configure(None, preset=preset).settings)
     document = audit(
         world_for(env, agents),
         epsilon,
@@ -65,7 +73,7 @@ def main(
         seed,
         plant,
         observer(),
-        parse_assignments(assignments or []),
+        {**recipe, **parse_assignments(assignments or [])},
         {**scaled, **parse_assignments(scale or [])},
     )
     if as_json:
