@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.worlds.base import Step, World
+from pevdn.worlds.base import Step, Things, World
 from pevdn.worlds.maps import BATTLE_MAPS, JAXMARL_GAMES
 from pevdn.worlds.smax import STARCRAFT_UNITS, SmaxWorld
 from pevdn.worlds.toy import Coordination, TwoStep
@@ -241,6 +241,8 @@ def test_an_agent_observes_every_other_unit_and_may_target_every_enemy(name: str
     for spec in world.agents:
         assert spec.observation_size == 13 * (battle.allies - 1 + battle.enemies) + 10
         assert spec.n_actions == 5 + battle.enemies
+        others = Things(0, battle.allies - 1, 13)
+        assert spec.things == (others, Things(13 * others.count, battle.enemies, 13, actions=5))
 
 
 # --- battles ---------------------------------------------------------------------------------
