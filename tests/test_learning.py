@@ -34,7 +34,10 @@ def returns(algorithm: str, env: str, steps: int, **settings) -> np.ndarray:
     return np.asarray(score.total_reward)
 
 
-@pytest.mark.parametrize("algorithm", ["vdn", "pe-vdn-a", "pe-vdn-b"])
+LEARNERS = ["vdn", pytest.param("pe-vdn-a", marks=pytest.mark.slow), "pe-vdn-b"]
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
 def test_value_decomposition_reaches_the_optimum_of_the_coordination_game(algorithm):
     """Every seed recalls every cue; a memoryless team gets 0.83 on average."""
     world = worlds.make("toy:coordination")
@@ -42,7 +45,7 @@ def test_value_decomposition_reaches_the_optimum_of_the_coordination_game(algori
     assert world.best_memoryless < world.optimum - 1
 
 
-@pytest.mark.parametrize("algorithm", ["vdn", "pe-vdn-a", "pe-vdn-b"])
+@pytest.mark.parametrize("algorithm", LEARNERS)
 def test_an_additive_value_settles_at_7_of_8_in_the_two_step_game(algorithm):
     assert returns(algorithm, "toy:two-step", 4000, gamma=0.99) == pytest.approx(7.0)
 
