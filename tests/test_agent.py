@@ -198,6 +198,22 @@ def test_entities_on_3m_have_a_fifth_of_the_parameters_and_act_as_they_learn():
         assert np.allclose(now, q[t], atol=1e-5)
 
 
+def test_messages_without_gradients_compile_for_many_agents_of_a_battle():
+    """XLA 0.10 on the CPU crashed here while online and target network were mapped as one."""
+    spec = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))
+    lanes, agents, episodes, steps = 4, 3, 32, 60
+    keys = jax.random.split(KEY, (lanes, agents))
+    start = jax.vmap(jax.vmap(lambda key: entities.initialise(key, spec, 16)))
+    rows = jax.eval_shape(lambda: replay.time_first(replay.empty(episodes - 1, steps, 75, 8)))
+    batch = jax.tree.map(lambda x: jnp.ones((lanes, agents, *x.shape), x.dtype), rows)
+
+    def sent(params, batch):
+        return learning.message(params, params, batch, 0.99, True, 0.3)[0]
+
+    messages = jax.jit(jax.vmap(jax.vmap(sent)))(jax.jit(start)(keys), batch)
+    assert messages.shape == (lanes, agents, steps, episodes) and np.isfinite(messages).all()
+
+
 # ---- acting -------------------------------------------------------------------------------
 
 

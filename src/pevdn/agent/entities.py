@@ -184,7 +184,7 @@ def gradient(
                 things, by_group, thing_bars, trace.things, strict=True
             )
         ),
-        core=of_layer(_joined(trace), core_bar),
+        core=of_layer(_joined(trace.own, trace.things), core_bar),
         plain=of_layer(trace.core, plain_bar),
         scorers=tuple(scorers),
         spec=spec,
@@ -199,8 +199,7 @@ def _forward(params: Parameters, seen: Array) -> tuple[Array, Trace]:
         jax.nn.relu(x @ layer.weight + layer.bias) * jnp.any(x != 0, axis=-1, keepdims=True)
         for x, layer in zip(things_seen, params.encoders, strict=True)
     )
-    trace = Trace(own, things, own, ())
-    core = jax.nn.relu(_joined(trace) @ params.core.weight + params.core.bias)
+    core = jax.nn.relu(_joined(own, things) @ params.core.weight + params.core.bias)
     values, scored = [core @ params.plain.weight + params.plain.bias], []
     for (g, _), scorer in zip(_acted_on(spec), params.scorers, strict=True):
         from_core = (core @ scorer.core_weight + scorer.bias)[..., None, :]
@@ -211,9 +210,9 @@ def _forward(params: Parameters, seen: Array) -> tuple[Array, Trace]:
     return q, Trace(own, things, core, tuple(scored))
 
 
-def _joined(trace: Trace) -> Array:
+def _joined(own: Array, things: tuple[Array, ...]) -> Array:
     """What the core is given, (T, ..., (G + 1) · H)."""
-    return jnp.concatenate([trace.own, *(things.sum(-2) for things in trace.things)], axis=-1)
+    return jnp.concatenate([own, *(of_group.sum(-2) for of_group in things)], axis=-1)
 
 
 def _parts(seen: Array, spec: AgentSpec) -> tuple[Array, list[Array]]:
