@@ -44,12 +44,12 @@ def said(simulation):
         ("pe-vdn-a", 3, {"anchor": True}),
         ("pe-vdn-b", 2, {"sampling": "poisson", "optimizer": "sgd"}),
         ("pe-vdn-b", 3, {"target_update": "hard", "modulus": 2**31 - 1}),
-        ("pe-vdn-c", 2, {"target_update": "hard"}),
-        ("pe-vdn-c", 3, {"anchor": False}),
+        ("pe-vdn-c", 2, {"target_update": "hard", "network": "recurrent", "clipping": "arrays"}),
+        ("pe-vdn-c", 3, {"anchor": True}),
         ("pe-vdn-b", "smax-sc2:3m", {"target_update": "hard"}),
         pytest.param("iql", "smax-sc2:3m", {}, marks=pytest.mark.slow),
         pytest.param("pe-vdn-a", "smax-sc2:3m", {"sampling": "poisson"}, marks=pytest.mark.slow),
-        pytest.param("pe-vdn-c", "smax-sc2:3m", {}, marks=pytest.mark.slow),
+        ("pe-vdn-c", "smax-sc2:3m", {}),
     ],
 )
 def test_no_data_of_one_agent_reaches_another_but_through_the_exchange(algorithm, world, settings):

@@ -1,8 +1,7 @@
 """How sure a few seeds make us: means, interquartile means, and bootstrap intervals.
 
 Values have the seeds along their first axis. Intervals are 95 % percentile intervals over
-resampled seeds, always the same for the same values. With few seeds they are somewhat too narrow:
-about 90 % for eight.
+resampled seeds, always the same for the same values. With few seeds they are somewhat too narrow.
 """
 
 from __future__ import annotations
