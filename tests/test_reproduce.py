@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import math
 import signal
@@ -533,6 +535,20 @@ def test_a_person_reads_the_table_and_the_words(figure: tuple[Path, dict[str, An
     assert said.out.endswith(f"{out / 'results.json'}\n")
 
 
+def test_a_run_with_more_seeds_counts_with_its_first_ones(tmp_path: Path) -> None:
+    """And one that was saved at other times counts as it is."""
+    [wanted] = [a for a in figure1.arms(Wanted(tmp_path, 2, 400_000)) if a.name == "private-2.9"]
+    other = {"checkpoint_every": 7_777}
+    made = presets.configure(None, seeds=3, settings=other, preset=wanted.name)
+    pretend(Arm(wanted.name, made, wanted.path), [[0.1] * 81, [0.3] * 81, [0.9] * 81])
+    wanted.check()
+    [row] = measure.table([wanted], lambda *_: None, lambda _: ())
+    assert row["win_rate"] == pytest.approx(0.2) and row["epsilon_agent"] > 0
+    fewer = dataclasses.replace(wanted, config=dataclasses.replace(wanted.config, seeds=4))
+    with pytest.raises(UsageError, match=r"holds a run with seeds=3 \(wanted: 4\)"):
+        fewer.check()
+
+
 def test_another_number_of_steps_in_the_same_directory_is_refused(
     figure: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -603,6 +619,17 @@ def test_without_quick_the_studies_are_what_the_paper_announces(tmp_path: Path) 
     assert {a.config.env for a in study_agents.arms(wanted)} == {
         f"smax-sc2:{name}" for name in ("3m", "8m", "25m")
     }
+
+
+def test_the_privacy_study_trains_no_noise_twice(tmp_path: Path) -> None:
+    """Every arm has an ε of both views: one that is near another in noise adds nothing."""
+    arms = study_privacy.arms(Wanted(tmp_path, 8, 400_000))
+    noises = sorted(a.config.settings.noise_multiplier for a in arms if a.config.private)
+    assert len(noises) == 8
+    assert all(more / less > 1.1 for less, more in itertools.pairwise(noises))
+    spent = {v: [Plan.of(a.config, 3).epsilon(v) for a in arms[2:]] for v in ("agent", "team")}
+    for epsilons in spent.values():  # each ε of the study has a point near it, in either view
+        assert all(any(abs(x / e - 1) < 0.15 for x in epsilons) for e in study_privacy.EPSILONS)
 
 
 def test_the_privacy_study_spends_what_each_arm_is_named_after(tmp_path: Path) -> None:

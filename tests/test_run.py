@@ -51,6 +51,7 @@ from pevdn.experiment import checkpoint, evaluate, figures, policy, report, run
 from pevdn.experiment.progress import Bar, Moment, Plain, Silent
 from pevdn.experiment.run import Run
 from pevdn.privacy import accounting
+from pevdn.runtime.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 ALGORITHMS = ["pe-vdn-b", "pe-vdn-c"]
@@ -577,6 +578,21 @@ def test_a_buffer_larger_than_the_machine_is_refused_before_anything_is_written(
     assert said.code == 2
     assert "buffer_size=2000000000" in said.sentence and "set buffer_size to" in said.sentence
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_gpu_is_one_sentence_and_the_run_goes_on(tmp_path, monkeypatch):
+    real, full = Simulation.advance, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    def advance(*args, **kwargs):
+        raise full
+
+    monkeypatch.setattr(Simulation, "advance", advance)
+    said = cli(*train_arguments("pe-vdn-b", tmp_path / "run"))
+    assert said.code == 1 and "Traceback" not in said.err
+    assert "memory of the device is full" in said.err and f"pevdn resume {tmp_path}" in said.err
+    monkeypatch.setattr(Simulation, "advance", real)
+    assert cli("resume", tmp_path / "run").code == 0
+    assert_same_ending(Run(tmp_path / "run"), train("pe-vdn-b", tmp_path / "undisturbed"))
 
 
 # --- a full disk -----------------------------------------------------------------------------

@@ -379,6 +379,22 @@ def test_many_short_calls_are_one_long_call():
     assert all(jax.tree.leaves(same))
 
 
+def test_a_capped_reward_is_kept_capped_and_reported_whole():
+    """The two-step game pays 7 or up to 8: an agent writes down 2, the score is the truth."""
+    world = worlds.make("toy:two-step")
+    for cap in (0.0, 2.0):
+        settings = {**SMALL, "reward_cap": cap}
+        sim = Simulation(world, config.make("pe-vdn-b", "toy:two-step", settings=settings))
+        state = compiled(sim, "start")(jnp.arange(1))
+        params = tuple(learner.params for learner in state.learners)
+        keys = split_keys(state.key, 20)
+        played = jax.jit(lambda p, k: sim._play(p, k, jnp.ones(1), record=True))(params, keys)  # noqa: B023
+        kept = np.asarray(played.episodes[0].rewards[0, 0])  # (E, T)
+        paid = np.asarray(played.total_reward[0])
+        assert paid.max() >= 7
+        assert np.allclose(kept.sum(-1), np.minimum(paid, cap or np.inf))  # paid once, at the end
+
+
 def test_recorded_episodes_are_what_happened():
     """Play with known choices: rewards, masks and ends in the replay are those of the game."""
     world = worlds.make("toy:coordination")

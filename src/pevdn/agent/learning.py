@@ -115,6 +115,15 @@ def message(
     return m * valid(batch), Memo(inputs, trace)
 
 
+def kept_reward(reward: Array, cap: float) -> Array:
+    """What an agent writes down of the team's reward for a step: at most `cap`, unless that is 0.
+
+    A bonus that is rare and large makes a few gradients far longer than the rest. Clipped to the
+    same length, they no longer count for what they are worth, and values are pulled to the median.
+    """
+    return jnp.minimum(reward, cap) if cap else reward
+
+
 def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
     """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages.
 

@@ -86,6 +86,9 @@ class Settings:
     return_lambda: float = _setting(
         0.0, "λ of the returns that values are fitted to; 0: the next value alone", 0.0, 1.0
     )
+    reward_cap: float = _setting(
+        0.0, "a step's reward counts for this much at most; 0: for all that it is", 0.0
+    )
     learning_rate_end: float = _setting(
         1.0, "fraction of learning_rate that is left after learning_rate_steps", 0.0, 1.0
     )
@@ -173,9 +176,9 @@ ALGORITHMS: dict[str, Algorithm] = {
                 "learning_rate": 8e-3,
                 "learning_rate_end": 0.1,
                 "learning_rate_steps": 350_000,
-                "momentum": 0.5,
                 "target_rate": 0.05,
                 "return_lambda": 0.3,
+                "reward_cap": 2.0,
                 "network": "entities",
                 "hidden_size": 32,
                 "noise_multiplier": 1.344,

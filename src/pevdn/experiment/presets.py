@@ -48,14 +48,15 @@ def _long(name: str, view: str, noise: float, about: str) -> Preset:
         "parallel_episodes": 256,
         "exploration_steps": 100_000,
         "learning_rate": 3e-3,
-        "learning_rate_steps": 3_500_000,
-        "average_decay": 0.999,
+        "learning_rate_steps": 2_200_000,
+        "average_decay": 0.9995,
+        "clip_norm": 0.5,
         "noise_multiplier": noise,
         "delta": DELTA,
         "eval_every": 40_000,
         "checkpoint_every": 400_000,
     }
-    return Preset(name, "pe-vdn-c", view, 2.9, 4_000_000, settings, about)
+    return Preset(name, "pe-vdn-c", view, 2.9, 2_500_000, settings, about)
 
 
 PAPER = {  # its private algorithm as it is described, and as its code has it
@@ -73,6 +74,7 @@ PAPER = {  # its private algorithm as it is described, and as its code has it
     "weight_decay": 0.01,
     "target_rate": 0.005,
     "return_lambda": 0.0,
+    "reward_cap": 0.0,
     "average_decay": 0.0,
     "clip_norm": 0.5,
     "anchor": True,

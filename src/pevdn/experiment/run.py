@@ -70,8 +70,13 @@ def begin(
     world = worlds.make(config.env)
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
-    run = Run(path)
-    training = _Training(run, config, world, observer or Silent(), devices)
+    run, observer = Run(path), observer or Silent()
+    training = _Training(run, config, world, observer, devices)
+    if (cap := config.settings.reward_cap) and not config.env.startswith("smax"):
+        observer.note(
+            f"a step's reward counts for {cap:g} at most (reward_cap, chosen on SMAX); set "
+            "reward_cap=0 if larger ones are not rare here."
+        )
     with directory.disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         with directory.lock(path):
@@ -126,6 +131,21 @@ class Progress:
     ledger_check: str = ""
 
 
+@contextmanager
+def _memory_errors(path: Path) -> Iterator[None]:
+    """A full GPU is one sentence; what was saved before stays as it was."""
+    try:
+        yield
+    except RuntimeError as problem:  # as jax's own is
+        if "RESOURCE_EXHAUSTED" not in str(problem):
+            raise
+        raise PevdnError(
+            "the memory of the device is full; free some and continue with "
+            f"`pevdn resume {path}`, or train with fewer --seeds, a smaller buffer_size, or "
+            "buffer=host."
+        ) from None
+
+
 class _Training:
     """The host's side of a run: calls the compiled program, writes down what comes out."""
 
@@ -155,7 +175,7 @@ class _Training:
 
     def go(self, new_noise: bool = False) -> None:
         self._began = time.monotonic()
-        with self._signals():
+        with self._signals(), _memory_errors(self.run.path):
             self._continue_or_begin(new_noise)
             self._compile()
             self._loop()

@@ -342,7 +342,8 @@ class Simulation:
             if record:
                 seen = self._views(after)
                 ended = alive & after.done & ~after.truncated
-                recorded = tape.write(recorded, t, seen, actions, reward, ended, alive)
+                kept = learning.kept_reward(reward, self.settings.reward_cap)
+                recorded = tape.write(recorded, t, seen, actions, kept, ended, alive)
             return (
                 t + 1,
                 world_state,

@@ -56,11 +56,13 @@ class Arm:
         return self.run.finished or self.refused is not None
 
     def check(self) -> None:
-        """That what is in its directory is what is wanted."""
+        """That what is in its directory is what is wanted, or has more seeds than are."""
         if not self.begun:
             directory.refuse_taken(self.path)
             return
         found, wanted = (_flat(config) for config in (self.run.config, self.config))
+        found["seeds"] = min(found["seeds"], wanted["seeds"])
+        del wanted["checkpoint_every"]  # changes nothing that is measured
         others = [name for name in wanted if found[name] != wanted[name]]
         if others:
             told = ", ".join(f"{n}={found[n]} (wanted: {wanted[n]})" for n in others[:3])
@@ -89,6 +91,12 @@ class Arm:
             *(f"--seeds={c.seeds}", f"--seed={c.seed}", f"--devices={devices}"),
             *(f"--out={self.path}", *(f"--set={name}={value}" for name, value in settings)),
         ]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its metrics, of as many seeds as are wanted."""
+        last = self.config.seed + self.config.seeds
+        return [line for line in self.run.metrics if line["seed"] < last]
 
     @property
     def steps(self) -> int:

@@ -69,7 +69,7 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
     figure.set_size_inches(11, 4.8)
     panels = figure.subplots(1, 2, sharey=True)
     seeds = arms[0].config.seeds
-    drawn = {arm.name: measure.curves_of(arm.config, arm.run.metrics) for arm in arms}
+    drawn = {arm.name: measure.curves_of(arm.config, arm.lines) for arm in arms}
     first = [
         (name, models["running"], name, name) for name, models in drawn.items() if name in PLAIN
     ]

@@ -151,7 +151,7 @@ def privacy(arm: Arm) -> Row:
     from pevdn.privacy.ledger import Ledger
 
     s, config = arm.config.settings, arm.config
-    spent = Ledger.read(arm.path, fingerprint(config)).spent()
+    spent = Ledger.read(arm.path, fingerprint(arm.run.config)).spent()
     claim, claimed_delta = accounting.theorem_1(
         s.buffer_size, s.buffer_throughput, config.sampling_rate, s.noise_multiplier, config.delta
     )
@@ -220,7 +220,7 @@ def table(
     held against: the best of them. The paper's figures are those after as many steps as ours.
     """
     found = {
-        arm.name: (arm, lines := arm.run.metrics, curves_of(arm.config, lines))
+        arm.name: (arm, lines := arm.lines, curves_of(arm.config, lines))
         for arm in arms
         if arm.run.finished
     }

@@ -19,6 +19,9 @@ SEEDS, STEPS = 8, 400_000
 QUICK_SEEDS, QUICK_STEPS = 1, 50_000
 EPSILONS = (0.5, 1, 2, 2.9, 5, 10)
 QUICK = (1, 2.9, 10)
+NEAR = (
+    0.1  # noise multipliers closer than that are as good as the same: an arm has an ε of each view
+)
 COLOURS = {"agent": "#0072B2", "team": "#D55E00"}
 
 
@@ -33,10 +36,13 @@ def arms(wanted: Wanted) -> list[Arm]:
     views = {view: QUICK if wanted.quick else EPSILONS for view in COLOURS}
     if wanted.quick:
         del views["team"]
-    found = wanted.vdns(ENV, RECIPE)
+    found, noises = wanted.vdns(ENV, RECIPE), list[float]()
     for view, epsilons in views.items():
         for epsilon in epsilons:
             noise = smallest_noise(plan, epsilon, view).noise_multiplier
+            if any(abs(noise / other - 1) < NEAR for other in noises):
+                continue
+            noises.append(noise)
             name = f"{view}-{epsilon:g}"
             found.append(wanted.arm(name, ENV, None, preset=RECIPE, noise_multiplier=noise))
     return found
