@@ -1,4 +1,4 @@
-"""The search for the private recipe, as it was made: four sweeps on `smax-sc2:3m`.
+"""The search for the private recipe, as it was made: five sweeps on `smax-sc2:3m`.
 
     .venv/bin/python benchmarks/search.py run SWEEP JOB --out LOG
     .venv/bin/python benchmarks/search.py show LOG...
@@ -41,6 +41,7 @@ EVALUATION = 32  # greedy episodes
 EPISODE = 23  # steps of an episode, roughly: how often to evaluate
 NEVER = -1e9  # the value of an action that is not available
 TINY = 1e-12
+OUTPUTS = ("move", "attack")  # the last layers of every network here
 
 
 class Settings(NamedTuple):
@@ -56,6 +57,8 @@ class Settings(NamedTuple):
     gamma: float = 0.99
     return_lambda: float = 0.5
     reward_scale: float = 1.0
+    reward_cap: float = 0.0  # a step's reward counts for this much at most; 0: for all that it is
+    output_gain: float = 1.0  # of the last layers at the start, times their own
     huber: float = 0.0  # the team error is cut at ± this; 0: never
     target_rate: float = 0.005
     average_decay: float = 0.998
@@ -84,7 +87,7 @@ class Job(NamedTuple):
     eval_every: int = 12_000
 
 
-# ---- the four sweeps --------------------------------------------------------------------------
+# ---- the five sweeps --------------------------------------------------------------------------
 
 
 def vary(base: Settings, *changes: dict[str, float]) -> tuple[Settings, ...]:
@@ -330,7 +333,60 @@ def sweep_4() -> dict[str, Job]:
     }
 
 
-SWEEPS = {"1": sweep_1(), "2": sweep_2(), "3": sweep_3(), "4": sweep_4()}
+def sweep_5() -> dict[str, Job]:
+    """Round the recipe, with eight fresh seeds: caps on the reward, and what the gap is made of."""
+    base = DECAYING._replace(
+        learning_rate=8e-3,
+        beta1=0.5,
+        expected_batch_size=128,
+        noise_multiplier=1.344,
+        average_decay=0.998,
+    )
+    capped = base._replace(reward_cap=2.0)
+    unclipped = {"noise_multiplier": 0.0, "clip_norm": 1e4, "learning_rate": 2e-3}
+    job = Job((), hidden_size=32, seeds=8, first_seed=200)
+    larger = vary(capped, {"expected_batch_size": 256, "noise_multiplier": 2.391})
+    return {
+        "a": job._replace(
+            settings=vary(base, {}, {"beta1": 0.9}, {"reward_cap": 1.0}, {"reward_cap": 2.0})
+        ),
+        "b": job._replace(
+            settings=(
+                *vary(base, {"reward_cap": 4.0}, {"reward_cap": 2.0, "beta1": 0.9}),
+                *vary(base, {"noise_multiplier": 0.0}),
+                *vary(capped, {"noise_multiplier": 0.0}),
+            )
+        ),
+        "c": job._replace(
+            settings=vary(
+                capped,
+                {"clip_norm": 1.0},
+                {"clip_norm": 3.0},
+                {"return_lambda": 0.6},
+                {"target_rate": 0.02, "return_lambda": 0.5},
+            )
+        ),
+        "d": job._replace(
+            settings=(
+                *vary(base, {"reward_cap": 0.5}, unclipped),
+                *vary(capped, unclipped),
+                *vary(base, {"reward_cap": 1.0, "clip_norm": 1.0}),
+            )
+        ),
+        "e": job._replace(
+            settings=(
+                *vary(base, {"output_gain": 0.1}),
+                *vary(
+                    capped, {"output_gain": 0.1}, {"clip_norm_end": 3.0}, {"learning_rate": 5e-3}
+                ),
+            )
+        ),
+        "f": job._replace(settings=larger, largest_batch=310),
+        "g": job._replace(settings=vary(capped, {"learning_rate": 6e-3}), hidden_size=64),
+    }
+
+
+SWEEPS = {"1": sweep_1(), "2": sweep_2(), "3": sweep_3(), "4": sweep_4(), "5": sweep_5()}
 
 
 # ---- the networks -----------------------------------------------------------------------------
@@ -456,11 +512,13 @@ class Search:
         some = self.network.initialise(jax.random.key(0))
         self.parameters = sum(x.size for x in jax.tree.leaves(some))
 
-    def start(self, seed: Array) -> State:
+    def start(self, seed: Array, output_gain: Array) -> State:
         B, N, T = self.job.buffer_size, self.agents, self.limit
         spec = self.world.agents[0]
         key, *keys = jax.random.split(jax.random.key(seed), N + 1)
         params = jax.vmap(self.network.initialise)(jnp.stack(keys))
+        last = {name: jax.tree.map(lambda x: output_gain * x, params[name]) for name in OUTPUTS}
+        params = {**params, **last}
         zeros = jax.tree.map(jnp.zeros_like, params)
         buffer = Episodes(
             seen=jnp.zeros((B, N, T + 1, spec.observation_size), jnp.float16),
@@ -533,7 +591,9 @@ class Search:
         decay = settings.gamma * settings.return_lambda
         later = jnp.where(ahead > 0, decay ** jnp.maximum(ahead, 0), 0.0)  # (T, T)
         message = bootstrapped - taken + ((bootstrapped - target[..., :-1]) * valid) @ later.T
-        rewards = settings.reward_scale * batch.rewards
+        capped = jnp.minimum(batch.rewards, settings.reward_cap)
+        kept = jnp.where(settings.reward_cap > 0, capped, batch.rewards)
+        rewards = settings.reward_scale * kept
         error = (rewards + rewards @ later.T + message.sum(0)) * valid
         cut = jnp.clip(error, -settings.huber, settings.huber)
         return jnp.where(settings.huber > 0, cut, error)
@@ -680,7 +740,8 @@ def run(job: Job, out: Path) -> None:
     lanes = [(x, job.first_seed + i) for x in job.settings for i in range(job.seeds)]
     columns = zip(*(settings for settings, _ in lanes), strict=True)
     settings = Settings(*(jnp.array(column, jnp.float32) for column in columns))
-    states = jax.jit(jax.vmap(search.start))(jnp.array([seed for _, seed in lanes]))
+    seeds = jnp.array([seed for _, seed in lanes])
+    states = jax.jit(jax.vmap(search.start))(seeds, settings.output_gain)
     iterations = max(1, job.eval_every // (EPISODE * job.parallel_episodes))
     head = {
         **job._asdict(),
