@@ -51,7 +51,6 @@ from pevdn.experiment import checkpoint, evaluate, figures, policy, report, run
 from pevdn.experiment.progress import Bar, Moment, Plain, Silent
 from pevdn.experiment.run import Run
 from pevdn.privacy import accounting
-from pevdn.runtime.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 ALGORITHMS = ["pe-vdn-b", "pe-vdn-c"]
@@ -581,16 +580,13 @@ def test_a_buffer_larger_than_the_machine_is_refused_before_anything_is_written(
 
 
 def test_a_full_gpu_is_one_sentence_and_the_run_goes_on(tmp_path, monkeypatch):
-    real, full = Simulation.advance, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    def advance(*args, **kwargs):
-        raise full
-
-    monkeypatch.setattr(Simulation, "advance", advance)
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    fails = FullDisk(run._Training._advance, 2, full)
+    monkeypatch.setattr(run._Training, "_advance", lambda *args: fails(*args))
     said = cli(*train_arguments("pe-vdn-b", tmp_path / "run"))
     assert said.code == 1 and "Traceback" not in said.err
     assert "memory of the device is full" in said.err and f"pevdn resume {tmp_path}" in said.err
-    monkeypatch.setattr(Simulation, "advance", real)
+    fails.freed = True
     assert cli("resume", tmp_path / "run").code == 0
     assert_same_ending(Run(tmp_path / "run"), train("pe-vdn-b", tmp_path / "undisturbed"))
 
