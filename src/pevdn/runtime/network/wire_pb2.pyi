@@ -70,7 +70,7 @@ class Envelope(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., view: _Optional[bytes] = ..., round: _Optional[int] = ..., sender: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., partial_sum: _Optional[_Union[PartialSum, _Mapping]] = ..., masked: _Optional[_Union[Masked, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., sum_digest: _Optional[_Union[SumDigest, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., sight: _Optional[_Union[Sight, _Mapping]] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("incarnation", "names", "incarnations", "completed", "version", "protocol", "agreement", "clock", "mask_key")
+    __slots__ = ("incarnation", "names", "incarnations", "completed", "version", "protocol", "agreement", "clock", "mask_key", "started")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Hello(_message.Message):
     AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
     names: _containers.RepeatedScalarFieldContainer[str]
     incarnations: _containers.RepeatedScalarFieldContainer[bytes]
@@ -89,7 +90,8 @@ class Hello(_message.Message):
     agreement: str
     clock: float
     mask_key: bytes
-    def __init__(self, incarnation: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[bytes]] = ..., completed: _Optional[int] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., agreement: _Optional[str] = ..., clock: _Optional[float] = ..., mask_key: _Optional[bytes] = ...) -> None: ...
+    started: float
+    def __init__(self, incarnation: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[bytes]] = ..., completed: _Optional[int] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., agreement: _Optional[str] = ..., clock: _Optional[float] = ..., mask_key: _Optional[bytes] = ..., started: _Optional[float] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("commitment", "facts")
@@ -140,14 +142,16 @@ class Recall(_message.Message):
     def __init__(self) -> None: ...
 
 class Recalled(_message.Message):
-    __slots__ = ("words", "names", "nonces")
+    __slots__ = ("kind", "words", "names", "nonces")
+    KIND_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NONCES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
     words: bytes
     names: _containers.RepeatedScalarFieldContainer[str]
     nonces: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, words: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., nonces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., words: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., nonces: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("purpose", "episodes", "number")
