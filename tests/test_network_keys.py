@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -190,6 +191,7 @@ def test_no_private_key_is_in_anything_that_is_handed_to_all(team: Path) -> None
             assert not any(secret in "".join(text.splitlines()) for secret in secrets)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 @pytest.mark.parametrize("name", ["alice", "bob", "world"])
 def test_openssl_verifies_a_certificate_for_both_ends(team: Path, name: str) -> None:
     for purpose in ("sslserver", "sslclient"):
@@ -309,6 +311,18 @@ def test_if_writing_fails_no_key_is_left_behind_and_what_others_wrote_stays(
         keys.create(tmp_path, two(), PARTIES, WORLD)
     assert [path.name for path in tmp_path.iterdir()] == ["bob.pem"]
     assert (tmp_path / "bob.pem").read_text() == "somebody else's"
+
+
+def test_an_interrupted_command_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(roster.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        keys.create(tmp_path / "keys", two(), PARTIES, WORLD)
+    assert not list((tmp_path / "keys").iterdir())
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(

@@ -501,9 +501,11 @@ def new_file(path: Path, content: bytes, mode: int = 0o644) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as problem:
+    except BaseException as problem:
         path.unlink(missing_ok=True)
-        raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
+        if isinstance(problem, OSError):
+            raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
+        raise
 
 
 def taken(path: Path) -> UsageError:
