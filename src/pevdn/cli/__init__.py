@@ -15,6 +15,7 @@ from pevdn.cli import (
     budget,
     config,
     evaluate,
+    keys,
     ledger,
     presets,
     reproduce,
@@ -36,7 +37,7 @@ app = typer.Typer(
 
 COMMANDS = (
     *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
-    *(presets, worlds, algorithms, config),
+    *(keys, presets, worlds, algorithms, config),
 )
 for command in COMMANDS:
     app.command(command.__name__.rpartition(".")[2])(command.main)
