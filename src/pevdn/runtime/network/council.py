@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -25,7 +24,7 @@ import pevdn
 from pevdn.errors import PevdnError
 from pevdn.experiment.run import Interrupted
 from pevdn.runtime.network import wire_pb2 as wire
-from pevdn.runtime.network.roster import WORLD, Roster, differences
+from pevdn.runtime.network.roster import WORLD, Roster, canonical, differences
 from pevdn.runtime.network.transport import Transport, Unreachable
 
 PROTOCOL = 1
@@ -62,7 +61,6 @@ class Council:
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
         self.left: dict[str, str] = {}  # who said farewell, and why
-        self.refused: Counter[str] = Counter()
         self.waiting_for: list[str] = []
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
@@ -92,9 +90,9 @@ class Council:
         if not self.view or envelope.view != self.view:
             return _receipt(wire.LATER, "another view")
         if (envelope.sender == WORLD) != (kind in OF_THE_WORLD):
-            return self._refuse(f"{kind} is not for the sender to say")
+            return _refused(f"{kind} is not for the sender to say")
         if (self.me == WORLD) != (kind in TO_THE_WORLD):
-            return self._refuse(f"{kind} is not for me to hear")
+            return _refused(f"{kind} is not for me to hear")
         if kind == "recall":
             return self._recall(envelope)
         body = getattr(envelope, kind)
@@ -102,12 +100,12 @@ class Council:
         if name in self._box:
             if self._box[name] == body:
                 return _receipt(wire.DUPLICATE)
-            return self._refuse(f"another {kind} than before")
+            return _refused(f"another {kind} than before")
         done = self.completed()
         if envelope.round <= done:
-            return self._refuse("a round that is over")
+            return _refused("a round that is over")
         if self.me != WORLD and envelope.round > done + 2:
-            return self._refuse("a round that is far ahead")
+            return _refused("a round that is far ahead")
         self._box[name] = body
         self._news.set()
         return _receipt(wire.ACCEPTED)
@@ -117,10 +115,10 @@ class Council:
         if problem := self._difference(sender, hello):
             self.left[sender] = problem
             self._news.set()
-            return self._refuse(problem)
+            return _refused(problem)
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
-            return self._refuse("a process that is no more")
+            return _refused("a process that is no more")
         self.heard[sender] = hello
         if known is None or known.incarnation != hello.incarnation:
             self.left.pop(sender, None)
@@ -154,14 +152,10 @@ class Council:
         """Answer a member that missed the end of a round."""
         found = self.on_recall(envelope.round)
         if found is None:
-            return self._refuse("a round that is not the last one")
+            return _refused("a round that is not the last one")
         reply = self._envelope(envelope.round, recalled=found)
         self._in_background(self.transport.send(envelope.sender, reply, until=self._deadline()))
         return _receipt(wire.ACCEPTED)
-
-    def _refuse(self, reason: str) -> wire.Receipt:
-        self.refused[reason] += 1
-        return _receipt(wire.REFUSED, reason)
 
     # ---- agreeing -----------------------------------------------------------------------------
 
@@ -228,7 +222,7 @@ class Council:
                 completed=self.completed(),
                 version=pevdn.__version__,
                 protocol=PROTOCOL,
-                agreement=json.dumps(self.roster.agreement, sort_keys=True),
+                agreement=canonical(self.roster.agreement),
                 clock=time.time(),
                 started=self.started,
                 mask_key=self.mask_key,
@@ -288,6 +282,19 @@ class Council:
                 await self._more_news(deadline)
         finally:
             self.waiting_for = []
+
+    async def hear_any(self, names: Iterable[str], kind: str) -> tuple[int, Any] | None:
+        """The first round that one of them says something of a kind in; None once all are done."""
+        names = list(names)
+        while True:
+            self._check_changed()
+            self._check_left(names)
+            slots = [slot for slot in self._box if slot[1] == kind and slot[0] > self.completed()]
+            if slots:
+                return min(slots)[0], self._box[min(slots)]
+            if all(self.left.get(name) == DONE for name in names):
+                return None
+            await self._pause(time.monotonic() + 1.0)
 
     async def swap(
         self, names: Iterable[str], round: int, kind: str, **body: Any
@@ -392,6 +399,10 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _refused(reason: str) -> wire.Receipt:
+    return _receipt(wire.REFUSED, reason)
 
 
 def _receipt(status: wire.Status, reason: str = "") -> wire.Receipt:

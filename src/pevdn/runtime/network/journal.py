@@ -77,7 +77,7 @@ class Journal:
         """A snapshot after `round`, from which a new journal starts; the one before is kept."""
         text = io.BytesIO()
         packed = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        np.savez(text, facts=packed, **dict(arrays))
+        np.savez(text, facts=packed, **dict[str, Any](arrays))
         write_sealed(self.folder / f"snapshot-{round}.bin", text.getvalue())
         self._base, self._check = round, ""
         self._path().touch()

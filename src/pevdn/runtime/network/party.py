@@ -92,6 +92,8 @@ class Party:
         self.course = Course(threshold=self.config.settings.anchor_threshold)
         self.last: Record | None = None
         self.ledger: Ledger | None = None
+        self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
+        self.replay = HostReplay(self.config.settings.buffer_size)
         self._affordable = affordable(self.config, self.agents)
         self._recover()
 
@@ -269,13 +271,14 @@ class Party:
             s.exploration_steps,
         )
         spec = self.mind.spec
+        blank: Any = np.zeros  # an Episode of numpy's arrays, to be written to
         tape = Episode(
-            observations=np.zeros((E, T + 1, spec.observation_size), np.float32),
-            available=np.zeros((E, T + 1, spec.n_actions), bool),
-            actions=np.zeros((E, T), np.int16),
-            rewards=np.zeros((E, T), np.float32),
-            terminal=np.zeros((E, T), bool),
-            length=np.zeros(E, np.int32),
+            observations=blank((E, T + 1, spec.observation_size), np.float32),
+            available=blank((E, T + 1, spec.n_actions), bool),
+            actions=blank((E, T), np.int16),
+            rewards=blank((E, T), np.float32),
+            terminal=blank((E, T), bool),
+            length=blank(E, np.int32),
         )
         paid = np.zeros((E, T), np.float32)
         params = self.learner.params
@@ -473,9 +476,10 @@ class Party:
         noise, chunk, ledger = None, None, self.ledger
         if ledger is not None:
             chunk = ledger.reserve(course.round + 1, 1, [configuration.MOST], 1)
-            _, *of_block = self._of_block()
+            _, block, number, due = self._of_block()
             size = sum(x.size for x in jax.tree.leaves(summed))
-            noise = self.draws.noise(course.round + 1, *of_block, self.index, self.agents, size)
+            who = (self.index, self.agents)
+            noise = self.draws.noise(course.round + 1, block, number, due, *who, size)
         released = self.mind.release(summed, noise)
         pull = s.anchor_penalty if course.anchored else 0.0
         learner = self.mind.improve(self.learner, released, course.updates, course.env_steps, pull)
@@ -532,8 +536,6 @@ class Party:
 
     def _recover(self) -> None:
         """Begin, or go on from what is on disk."""
-        self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
-        self.replay = HostReplay(self.config.settings.buffer_size)
         run, found = self.roster.run.hex(), self.journal.load()
         if found is None:
             if self.config.private:

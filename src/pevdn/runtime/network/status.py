@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ class Status:
         self.folder, self.council = folder, council
         self.state = "starting"
         self.facts: dict[str, Any] = {}
-        self.seconds: Counter[str] = Counter()  # computing, talking, waiting, playing
+        self.seconds: defaultdict[str, float] = defaultdict(
+            float
+        )  # computing, talking, waiting, playing
         self.rounds: Counter[str] = Counter()
         self._began = time.monotonic()
 
@@ -58,8 +61,8 @@ class Status:
             "rounds": dict(self.rounds),
             "rounds_per_second": made / up if up > 0 else 0.0,
             "seconds": dict(self.seconds),
-            "peers": transport.traffic(),
-            "refused": {**transport.refused(), **self.council.refused},
+            "peers": {name: asdict(talk) for name, talk in transport.counters.talks.items()},
+            "refused": transport.counters.refused,
         }
 
     def write(self) -> None:
@@ -104,5 +107,5 @@ def serve(port: int, status: Status) -> None:
                     sizes.add_metric([report["name"], peer, direction], amount)
             yield sizes
 
-    REGISTRY.register(Figures())  # type: ignore[arg-type]
+    REGISTRY.register(Figures())
     start_http_server(port, addr="127.0.0.1")
