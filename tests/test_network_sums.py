@@ -267,6 +267,7 @@ def test_the_mask_key_comes_from_no_stream():
     raw = Secret(KEY).mask_key().private_bytes_raw()
     for label in [(), ("mask key",), ("pevdn", "mask key")]:
         assert Secret(KEY).stream(*label).bytes(32) != raw
+        assert randomness._derive(KEY, "stream", *label) != raw
     assert raw != KEY
 
 

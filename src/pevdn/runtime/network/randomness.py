@@ -132,9 +132,8 @@ class Stream:
         """
         drawn = self._integers(shape)
         steps = (drawn >> np.uint64(11)) & np.uint64(2**52 - 1)
-        below = ndtri(
-            (steps.astype(np.float64) + 0.5) * 2.0**-53
-        )  # (0, ½), exact: 53 bits hold steps + ½
+        quantile = (steps.astype(np.float64) + 0.5) * 2.0**-53  # in (0, ½), exact in 53 bits
+        below = ndtri(quantile)
         return np.where(drawn >> np.uint64(63), -below, below)
 
     def _integers(self, shape: int | tuple[int, ...]) -> npt.NDArray[np.uint64]:
