@@ -17,10 +17,13 @@ from pevdn.cli import (
     evaluate,
     keys,
     ledger,
+    party,
     presets,
     reproduce,
     resume,
+    team,
     train,
+    world,
     worlds,
 )
 from pevdn.errors import PevdnError, UsageError
@@ -37,10 +40,11 @@ app = typer.Typer(
 
 COMMANDS = (
     *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
-    *(keys, presets, worlds, algorithms, config),
+    *(keys, party, world, presets, worlds, algorithms, config),
 )
 for command in COMMANDS:
     app.command(command.__name__.rpartition(".")[2])(command.main)
+app.add_typer(team.app, name="team")
 
 
 def _version(wanted: bool) -> None:

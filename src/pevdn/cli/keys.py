@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pevdn.cli.output import Json, print_json, print_table
+from pevdn.cli.party import needs_network
 
 if TYPE_CHECKING:
     from pevdn.runtime.network.roster import Roster
@@ -62,17 +63,11 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Make the roster, certificates and private keys of a team of processes."""
-    from pevdn.errors import PevdnError, UsageError
+    from pevdn.errors import UsageError
     from pevdn.experiment import config, presets
 
-    try:
+    with needs_network():
         from pevdn.runtime.network import keys
-    except ModuleNotFoundError as missing:
-        if str(missing.name).partition(".")[0] != "cryptography":
-            raise
-        raise PevdnError(
-            "`pevdn keys` needs the package cryptography, which is missing; install pevdn[network]."
-        ) from None
     if seed is not None and not rehearsal:
         raise UsageError(
             f"--seed is {seed}, but only a rehearsal is drawn from a seed; add --rehearsal, or "

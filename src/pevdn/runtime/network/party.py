@@ -112,6 +112,7 @@ class Party:
                 try:
                     self.status.state = "looking for the others"
                     await self._catch_up(await self.council.agree())
+                    self.masks = self._agreed_masks()
                     self.status.event("agreed", round=self.course.round)
                     self.status.state = "training"
                     await self._rounds()
@@ -362,7 +363,7 @@ class Party:
         if self.config.exchange == "broadcast":
             total = await self._add_up(round, "plain", wire.Plain, words)
         elif self.roster.mode == "pairwise-masks":
-            mask = self._masks().mask(len(words), p, round, self.council.view)
+            mask = self.masks.mask(len(words), p, round, self.council.view)
             total = await self._add_up(round, "masked", wire.Masked, sums.add(words, mask, p))
         else:
             mine, *shares = sums.split(words, self.agents, p, fresh())
@@ -392,7 +393,7 @@ class Party:
         for name, body in heard.items():
             try:
                 vectors.append(sums.from_bytes(body.words, length))
-            except ValueError:
+            except PevdnError:
                 raise PevdnError(
                     f"{name} sent {len(body.words)} bytes where {length} numbers of four were "
                     "expected; it lies, or has other episodes."
@@ -411,7 +412,8 @@ class Party:
                 "somebody told different peers different things, and nobody has learnt from it."
             )
 
-    def _masks(self) -> sums.Masks:
+    def _agreed_masks(self) -> sums.Masks:
+        """One for a view: a mask is never used twice."""
         public = {name: self.council.heard[name].mask_key for name in self.peers}
         return sums.Masks(self.me, self.secret.mask_key(), public, self.roster.run)
 
