@@ -31,6 +31,7 @@ PROTOCOL = 1
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks have to agree
 OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
+NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
 DONE = "done"  # the farewell of a member that has finished
 
 
@@ -336,7 +337,11 @@ class Council:
 
     def _envelope(self, round: int, **body: Any) -> wire.Envelope:
         return wire.Envelope(
-            run=self.roster.run, view=self.view, round=round, sender=self.me, **body
+            run=self.roster.run,
+            view=self.view or NOWHERE,
+            round=round,
+            sender=self.me,
+            **body,
         )
 
     def _deadline(self) -> float:

@@ -64,9 +64,11 @@ _RECEIPT_LIMIT = 2**16  # bytes
 _MOST_REASONS = 256  # that are counted one by one
 
 _EVERYWHERE = (
-    # A peer that is gone without a word is noticed within about 15 seconds.
+    # A peer that is gone without a word is noticed within about 20 seconds. gRPC pings to measure
+    # the line, too, and while such a ping is out, its timeout is the one that counts.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Compressed messages could be small on the wire and huge in memory.
@@ -75,6 +77,7 @@ _EVERYWHERE = (
 )
 _SERVER = (
     *_EVERYWHERE,
+    ("grpc.so_reuseport", 0),  # nobody else binds to our port, and we to nobody else's
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -161,13 +164,14 @@ class Unreachable(PevdnError):
 
 @dataclass
 class Talk:
-    """With one member. `sent` counts attempts, whether they arrived or not."""
+    """With one member. What was sent counts once it is answered, LATER included."""
 
     messages_sent: int = 0
     bytes_sent: int = 0
     messages_received: int = 0
     bytes_received: int = 0
-    seconds: float = 0.0  # between a message and its receipt, without failed attempts and pauses
+    seconds: float = 0.0  # between messages and their receipts
+    failed: int = 0  # attempts without a receipt
 
 
 @dataclass
@@ -292,10 +296,13 @@ class Transport:
                     to, data, ATTEMPT if until is None else min(ATTEMPT, until - now)
                 )
             except grpc.aio.AioRpcError as error:
+                talk.failed += 1
                 why = f"{error.code().name}: {error.details()}"
                 if error.code() in _FINAL:
                     return Receipt(status=REFUSED, reason=why)
             else:
+                talk.messages_sent += 1
+                talk.bytes_sent += len(data)
                 talk.seconds += time.monotonic() - now
                 if receipt.status != LATER:
                     return receipt
@@ -308,9 +315,6 @@ class Transport:
         call = self._calls.get(to)
         if call is None:
             raise PevdnError(f"'{self.me}' has hung up; call start() before send().")
-        talk = self.counters.talks[to]
-        talk.messages_sent += 1
-        talk.bytes_sent += len(data)
         if self.tap is not None:
             self.tap(to, data)
         try:
