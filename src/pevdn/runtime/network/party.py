@@ -73,9 +73,15 @@ class Party:
         self.names = [party.name for party in roster.parties]
         self.peers = [name for name in self.names if name != me]
         if body is None:
+            if roster.world is None:
+                raise UsageError(
+                    f"{roster.path} has no [world], so {me} needs a body of its own; start it from "
+                    "Python, as in examples/own_body.py."
+                )
             world = worlds.make(self.config.env)
             spec, max_steps = world.agents[self.index], world.max_steps
         else:
+            _check_one_at_a_time(self.config)
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
         folder.mkdir(parents=True, exist_ok=True)
@@ -596,6 +602,21 @@ class Party:
         while True:
             self.status.write()
             await asyncio.sleep(1.0)
+
+
+def _check_one_at_a_time(config: configuration.Config) -> None:
+    """A body plays one episode at a time; of several, all but one would be made up."""
+    s = config.settings
+    for name, value in (
+        ("parallel_episodes", s.parallel_episodes),
+        ("update_every", s.update_every),
+        ("eval_episodes", s.eval_episodes),
+    ):
+        if value != 1:
+            raise UsageError(
+                f"{name} is {value}, but a party with a body of its own plays one episode at a "
+                "time; set it to 1."
+            )
 
 
 def _digest(params: Any) -> str:
