@@ -180,7 +180,10 @@ class Council:
                             self.transport.send(name, hello, until=deadline)
                         )
                         told[name] = mine
-                self.waiting_for = [n for n in self.others if not self._agrees(n, mine)]
+                unheard = [n for n in self.others if n not in self.heard]
+                self.waiting_for = unheard or [
+                    n for n in self.others if not self._agrees(n, mine)
+                ]  # who was heard cannot agree before all were: it is not to blame
                 if not self.waiting_for and all(task.done() for task in sending.values()):
                     for task in sending.values():
                         task.result()
@@ -250,7 +253,7 @@ class Council:
         try:
             while not all(task.done() for task in sending.values()):
                 self._check_changed()
-                self._check_left(sending)
+                self._check_left(self.others)
                 self.waiting_for = [name for name, task in sending.items() if not task.done()]
                 await self._more_news(deadline, extra=sending.values())
             for name, task in sending.items():
@@ -279,7 +282,7 @@ class Council:
                 self.waiting_for = [n for n, slot in wanted.items() if slot not in self._box]
                 if not self.waiting_for:
                     return {name: self._box[slot] for name, slot in wanted.items()}
-                self._check_left(self.waiting_for)
+                self._check_left(self.others)
                 await self._more_news(deadline)
         finally:
             self.waiting_for = []
