@@ -189,6 +189,7 @@ class Council:
                         task.result()
                     break
                 self._check_left(self.others)
+                _check_taken(sending)
                 await self._more_news(deadline, extra=sending.values())
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
@@ -407,6 +408,15 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _check_taken(sending: dict[str, asyncio.Task[Any]]) -> None:
+    """A Hello that was refused will be refused again."""
+    for name, task in sending.items():
+        if task.done() and not task.cancelled() and task.exception() is None:
+            receipt = task.result()
+            if receipt.status == wire.REFUSED:
+                raise Stopped(f"{name} refuses to train: {receipt.reason}")
 
 
 def _refused(reason: str) -> wire.Receipt:
