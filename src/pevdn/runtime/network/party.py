@@ -461,22 +461,23 @@ class Party:
         self._tell()
 
     def _take_in(self, record: Record) -> None:
-        course, block = self.course, self.course.blocks
+        played = self._put_in(self.course.blocks)
+        seed = joint_seed(record.nonces, self.roster.run, record.round)
+        self.course = courses.with_block(self.course, self.config, played, seed)
+
+    def _put_in(self, block: int) -> int:
+        """A block of own episodes, from the disk into the buffer; returns the steps in it."""
         rows = self.journal.kept(block)
         if rows is None:
             raise PevdnError(
                 f"the episodes of block {block} are not in {self.folder}, and nobody else has "
                 "them; restore the directory, or start the whole team anew."
             )
-        size = self.config.settings.buffer_size
-        for e in range(courses.block_size(self.config)):
-            slot = (course.episodes + e) % size
+        size, block_size = self.config.settings.buffer_size, courses.block_size(self.config)
+        for e in range(block_size):
+            slot = (block * block_size + e) % size
             self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
-        seed = joint_seed(record.nonces, self.roster.run, record.round)
-        self.course = courses.with_block(course, self.config, int(rows.length.sum()), seed)
-        gone = (self.course.episodes - size) // courses.block_size(self.config) - 1
-        if gone >= 0:
-            self.journal.drop(gone)
+        return int(rows.length.sum())
 
     def _learn(self, total: np.ndarray, thought: Thought) -> None:
         """From the opened sum to new parameters; if private, in the ledger before and after."""
@@ -570,18 +571,21 @@ class Party:
             self._apply(record)
 
     def _refill(self) -> None:
-        """The replay buffer as it was: blocks of episodes are on disk as long as it holds them."""
-        size, block = self.config.settings.buffer_size, courses.block_size(self.config)
-        for number in range(max(0, self.course.blocks - -(-size // block) - 1), self.course.blocks):
-            rows = self.journal.kept(number)
-            if rows is None:
-                continue
-            for e in range(block):
-                slot = (number * block + e) % size
-                self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
+        """The replay buffer as it was when the snapshot was made."""
+        for block in range(self._oldest(), self.course.blocks):
+            self._put_in(block)
+
+    def _oldest(self) -> int:
+        """The first block of episodes that is in the buffer, in whole or in part."""
+        size, block_size = self.config.settings.buffer_size, courses.block_size(self.config)
+        return max(0, self.course.episodes - size) // block_size
 
     def _save(self) -> None:
-        """A snapshot, so that less has to be computed again."""
+        """A snapshot, so that less has to be computed again.
+
+        Episodes that left the buffer since the last one are needed until now: after a kill the
+        rounds in between are computed again.
+        """
         arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(self.learner))}
         facts = {
             "run": self.roster.run.hex(),
@@ -590,6 +594,7 @@ class Party:
             "ledger": self.ledger.head if self.ledger is not None else None,
         }
         self.journal.save(self.course.round, arrays, facts)
+        self.journal.drop_before(self._oldest())
 
     # ---- time ---------------------------------------------------------------------------------
 
