@@ -364,8 +364,10 @@ class Party:
 
     async def _sum(self, round: int, words: np.ndarray) -> np.ndarray:
         """Σ over all parties of their words, as the algorithm forms it; the same for everybody."""
-        if self.config.exchange == "alone":
-            return words
+        if self.config.exchange == "alone":  # nothing is said, but nobody runs ahead
+            nothing = np.zeros(0, np.uint32)
+            await self._compare(round, nothing)
+            return nothing
         p = self.config.settings.modulus
         if self.config.exchange == "broadcast":
             total = await self._add_up(round, "plain", wire.Plain, words)
@@ -454,7 +456,9 @@ class Party:
         if record.kind == PLAY:
             self._take_in(record)
         elif record.kind == UPDATE:
-            self._learn(record.words, thought or self._think())
+            thought = thought or self._think()
+            alone = self.config.exchange == "alone"
+            self._learn(thought.words if alone else record.words, thought)
         else:
             self._score(*map(float, record.words.view(np.float32)))
         self.last = record
