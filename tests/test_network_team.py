@@ -1,0 +1,619 @@
+"""A team over real TLS: it learns what the simulation learns, tells nothing else, and stands kills.
+
+Parties and world run in one loop here, each with its own folder, key and sockets; the slow tests
+run them as processes. A kill in the loop is an exception that no code of the party catches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import Said, start
+
+from pevdn import worlds
+from pevdn.errors import PevdnError
+from pevdn.experiment import config as configuration
+from pevdn.privacy.accounting import Spent
+from pevdn.privacy.ledger import Ledger
+from pevdn.runtime.simulation import Simulation
+from pevdn.worlds.toy import Coordination
+
+pytest.importorskip("pevdn.runtime.network.transport", reason="the extra is not installed")
+
+from pevdn.runtime.network import council as councils
+from pevdn.runtime.network import journal as journals
+from pevdn.runtime.network import keys, local, roster, sums
+from pevdn.runtime.network import party as parties
+from pevdn.runtime.network import stage as stages
+from pevdn.runtime.network import wire_pb2 as wire
+from pevdn.runtime.network.party import Party
+from pevdn.runtime.network.roster import Roster
+from pevdn.runtime.network.stage import WorldHost
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 8,
+    "buffer_size": 16,
+    "expected_batch_size": 6,
+    "parallel_episodes": 2,
+    "update_every": 1,
+    "eval_episodes": 4,
+    "eval_every": 100,
+    "average_decay": 0.0,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "iql": SMALL,
+    "pe-vdn-a": SMALL,
+    "pe-vdn-b": SMALL,
+    "pe-vdn-c": {
+        **SMALL,
+        "network": "recurrent",
+        "return_lambda": 0.0,
+        "noise_multiplier": 1.0,
+        "anchor": False,
+    },
+}
+NAMES = ("alice", "bob", "carol")
+BETWEEN_PARTIES = {
+    *("hello", "stored", "reveal", "share", "partial_sum", "masked"),
+    *("sum_digest", "recall", "recalled", "farewell"),
+}
+TO_THE_WORLD = {"hello", "ready", "choice", "farewell"}
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of a party or a world catches this."""
+
+
+class Three(Coordination):
+    """The coordination game with three agents alike, who share one program."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.cue_counts = (2, 2, 2)
+        self.agents = (self.agents[0],) * 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    """Agents that are alike, in all tests, share what was compiled: a mind keeps nothing."""
+    minds: dict[Any, Any] = {}
+    stage: dict[Any, Any] = {}
+    real_mind, real_world = parties.Mind, WorldHost.__init__
+
+    def mind(config: Any, spec: Any, agents: int, steps: int) -> Any:
+        s = dataclasses.replace(config.settings, eval_every=1, eval_episodes=1)
+        key = dataclasses.replace(config, steps=1, seed=0, settings=s), spec, agents, steps
+        if key not in minds:
+            minds[key] = real_mind(config, spec, agents, steps)
+        return minds[key]
+
+    def world(self: WorldHost, *args: Any, **options: Any) -> None:
+        real_world(self, *args, **options)
+        self._reset, self._step = stage.setdefault(id(self.world), (self._reset, self._step))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parties, "Mind", mind)
+        patch.setattr(WorldHost, "__init__", world)
+        yield
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """toy:coordination has three agents."""
+    world, real = Three(), worlds.make
+    monkeypatch.setattr(roster, "_agents", lambda env: 3)
+    monkeypatch.setattr(worlds, "make", lambda env: world if "coord" in env else real(env))
+
+
+def make_team(
+    out: Path,
+    algorithm: str = "pe-vdn-b",
+    mode: str = "shares",
+    *,
+    env: str = "toy:two-step",
+    parties: int = 2,
+    steps: int = 160,
+    patience: float = 60.0,
+    rehearsal: bool = True,
+    **changes: Any,
+) -> Roster:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(parties + 1)]
+    *ports, last = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    config = configuration.make(algorithm, env, steps, 1, 0, {**SETTINGS[algorithm], **changes})
+    places = [(name, f"127.0.0.1:{port}") for name, port in zip(NAMES, ports, strict=False)]
+    return keys.create(out, config, places, f"127.0.0.1:{last}", mode, patience, rehearsal)
+
+
+def party_of(team: Roster, name: str) -> Party:
+    folder = team.path.parent
+    key = roster.private_key(folder / f"{name}.key", team.member(name))
+    return Party(team, name, key, folder / f"{name}.data")
+
+
+def world_of(team: Roster) -> WorldHost:
+    folder = team.path.parent
+    assert team.world is not None
+    key = roster.private_key(folder / "world.key", team.world)
+    return WorldHost(team, key, folder / "world.data")
+
+
+def members_of(team: Roster) -> dict[str, Any]:
+    members: dict[str, Any] = {party.name: party_of(team, party.name) for party in team.parties}
+    return {**members, "world": world_of(team)}
+
+
+def play(members: dict[str, Any], timeout: float = 120.0) -> dict[str, str]:
+    """Run all to the end; what those who stopped said."""
+
+    async def together() -> list[Any]:
+        work = asyncio.gather(*(m.run() for m in members.values()), return_exceptions=True)
+        return await asyncio.wait_for(work, timeout)
+
+    ended = asyncio.run(together())
+    wrong = [e for e in ended if e is not None and not isinstance(e, PevdnError)]
+    if wrong:
+        raise wrong[0]
+    return {name: str(e) for name, e in zip(members, ended, strict=True) if e is not None}
+
+
+def assert_one_sentence(text: str) -> None:
+    assert "\n" not in text and text.endswith(".") and "Traceback" not in text, text
+
+
+def params_of(member: Party) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(member.learner.params)]
+
+
+def assert_same(a: Party, b: Party) -> None:
+    """To the last bit."""
+    assert a.course == b.course
+    for x, y in zip(jax.tree.leaves(a.learner), jax.tree.leaves(b.learner), strict=True):
+        assert np.array_equal(np.asarray(x), np.asarray(y))
+
+
+def events(member: Party) -> list[str]:
+    lines = (member.folder / "log.jsonl").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+# --- a training that was listened to ---------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Heard:
+    """A training to its end, and everything that was said and thought in it."""
+
+    team: Roster
+    members: dict[str, Party]
+    said: list[tuple[str, str, bytes]]  # from, to, what
+    words: dict[int, dict[str, np.ndarray]]  # of an update: who had which encoded messages
+    opened: dict[int, dict[str, np.ndarray]]  # and which sum it opened
+    observed: dict[str, set[bytes]]
+
+
+def listen(members: dict[str, Any], team: Roster) -> Heard:
+    heard = Heard(team, {}, [], defaultdict(dict), defaultdict(dict), defaultdict(set))
+    for name, member in members.items():
+        transport = member.council.transport
+        transport.tap = lambda to, data, name=name: heard.said.append((name, to, data))
+        if isinstance(member, Party):
+            heard.members[name] = member
+            _listen_in(heard, name, member)
+    return heard
+
+
+def _listen_in(heard: Heard, name: str, member: Party) -> None:
+    form_sum, act = member._sum, member.mind.act
+
+    async def spied_sum(round: int, words: np.ndarray) -> np.ndarray:
+        heard.words[round][name] = words.copy()
+        total = await form_sum(round, words)
+        heard.opened[round][name] = total.copy()
+        return total
+
+    class SpiedMind:
+        def __getattr__(self, what: str) -> Any:
+            return getattr(mind, what)
+
+        def act(self, params: Any, memory: Any, seen: np.ndarray, *rest: Any) -> Any:
+            heard.observed[name] |= {row.tobytes() for row in seen.astype("<f4")}
+            return act(params, memory, seen, *rest)
+
+    mind = member.mind
+    member._sum, member.mind = spied_sum, SpiedMind()  # type: ignore[method-assign,assignment]
+
+
+VARIANTS = [("pe-vdn-b", "shares"), ("pe-vdn-b", "pairwise-masks"), ("pe-vdn-c", "shares")]
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids="-".join)
+def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Heard:
+    team = make_team(tmp_path_factory.mktemp("heard") / "team", *request.param)
+    members = members_of(team)
+    found = listen(members, team)
+    assert play(members) == {}
+    return found
+
+
+def test_after_a_hundred_rounds_every_party_is_where_the_simulation_is(heard: Heard) -> None:
+    config = heard.team.config
+    simulation = Simulation(worlds.make(config.env), config)
+    state = jax.jit(simulation.start)(jnp.array([config.seed]))
+    advance = jax.jit(simulation.advance)
+    counts = [(0, 0, 0)]
+    for until in (100, 160):
+        state = advance(state, jnp.int32(until), jnp.int32(10**6))
+        counts.append((int(state.env_steps[0]), int(state.episodes[0]), int(state.updates[0])))
+    assert_near(simulation, state, list(heard.members.values()))
+    for member in heard.members.values():
+        assert member.course.round >= 100
+        found = [(x["env_steps"], x["episodes"], x["updates"]) for x in metrics_of(member.folder)]
+        assert found == counts
+
+
+def assert_near(simulation: Simulation, state: Any, members: list[Party]) -> None:
+    for kind, learner in zip(simulation.team.kinds, state.learners, strict=True):
+        for n, index in enumerate(kind.members):
+            wanted = jax.tree.leaves(jax.tree.map(lambda x, n=n: x[0, n], learner.params))
+            for mine, theirs in zip(params_of(members[index]), map(np.asarray, wanted), strict=True):
+                assert np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_party_writes_the_metrics_of_a_run(heard: Heard) -> None:
+    wanted = ["seed", "env_steps", "episodes", "updates", "win_rate", "return", "episode_length"]
+    if heard.team.config.private:
+        wanted += Spent._fields
+    written = [metrics_of(member.folder) for member in heard.members.values()]
+    assert all(list(line) == wanted for line in written[0])
+    assert all(lines == written[0] for lines in written)
+
+
+# --- the sum ---------------------------------------------------------------------------------
+
+
+def test_every_opened_sum_is_the_integer_sum_of_the_encoded_messages(heard: Heard) -> None:
+    p = heard.team.config.settings.modulus
+    assert len(heard.words) == heard.members["alice"].course.updates > 60
+    for round, words in heard.words.items():
+        assert set(words) == set(heard.members)
+        total = sum(w.astype(object) for w in words.values()) % p
+        for opened in heard.opened[round].values():
+            assert np.array_equal(opened.astype(object), total)
+
+
+# --- what leaves a party ---------------------------------------------------------------------
+
+
+def leaks(heard: Heard) -> list[str]:
+    """Everything that left a party and is not what the schema allows, in words."""
+    found = []
+    for sender, to, data in heard.said:
+        if sender == "world":
+            continue
+        if any(seen in data for seen in heard.observed[sender]):
+            found.append(f"{sender} told {to} what it saw")
+        receipt, envelope = wire.Receipt(), wire.Envelope()
+        if _is(receipt, data) and receipt.status:
+            continue
+        if not _is(envelope, data):
+            found.append(f"{sender} told {to} what is not in the schema")
+            continue
+        kind = envelope.WhichOneof("body")
+        if envelope.sender != sender or envelope.run != heard.team.run:
+            found.append(f"{sender} told {to} something as somebody else")
+        if kind not in (TO_THE_WORLD if to == "world" else BETWEEN_PARTIES):
+            found.append(f"{sender} told {to} a {kind}")
+        if kind in ("share", "partial_sum", "masked"):
+            words = np.frombuffer(getattr(envelope, kind).words, "<u4")
+            if len(words) != len(heard.words[envelope.round][sender]):
+                found.append(f"{sender} told {to} a {kind} of another length")
+            if np.isin(words, heard.words[envelope.round][sender]).mean() > 0.1:
+                found.append(f"{sender} told {to} its own messages")
+    return found
+
+
+def _is(message: Any, data: bytes) -> bool:
+    """Whether the bytes are this message and nothing more."""
+    try:
+        message.ParseFromString(data)
+    except Exception:
+        return False
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    return size == message.ByteSize() == len(data)
+
+
+def test_all_that_leaves_a_party_is_of_the_schema_and_nothing_that_it_saw(heard: Heard) -> None:
+    assert leaks(heard) == []
+    kinds: set[tuple[str, str]] = set()
+    for sender, to, data in heard.said:
+        envelope = wire.Envelope()
+        if sender != "world" and _is(envelope, data):
+            kinds.add((to if to == "world" else "peer", str(envelope.WhichOneof("body"))))
+    vector = {"masked"} if heard.team.mode == "pairwise-masks" else {"share", "partial_sum"}
+    always = {"hello", "stored", "reveal", "sum_digest", "farewell"}
+    assert {kind for to, kind in kinds if to == "peer"} == always | vector
+    assert {kind for to, kind in kinds if to == "world"} == TO_THE_WORLD
+
+
+def test_what_a_peer_is_sent_looks_uniform(heard: Heard) -> None:
+    """Bits of the shares, or masked words, that alice sent: as many ones as zeros, everywhere."""
+    kind = "masked" if heard.team.mode == "pairwise-masks" else "share"
+    sent = {}
+    for sender, to, data in heard.said:
+        envelope = wire.Envelope()
+        ours = sender == "alice" and to == "bob" and _is(envelope, data)
+        if ours and envelope.WhichOneof("body") == kind:
+            sent[envelope.round] = getattr(envelope, kind).words
+    bits = np.unpackbits(np.frombuffer(b"".join(sent.values()), np.uint8).reshape(-1, 4), axis=1)
+    assert heard.team.config.settings.modulus == 2**32
+    deviation = 0.5 / np.sqrt(len(bits))
+    assert len(bits) > 500
+    assert np.all(np.abs(bits.mean(axis=0) - 0.5) < 5 * deviation)
+
+
+def lie(member: Any, change: Callable[[str, wire.Envelope], wire.Envelope | bytes | None]) -> None:
+    """Let a member send something else than it means to; None: what it means."""
+    transport = member.council.transport
+    send, attempt = transport.send, transport._attempt
+
+    async def changed(to: str, envelope: wire.Envelope, *, until: float | None) -> Any:
+        other = wire.Envelope.FromString(envelope.SerializeToString())
+        instead = change(to, other)
+        if isinstance(instead, bytes):
+            return await attempt(to, instead, 5.0)
+        return await send(to, other if instead is None else instead, until=until)
+
+    transport.send = changed
+
+
+def test_an_observation_in_a_share_is_found(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", steps=16)
+    members = members_of(team)
+    heard = listen(members, team)
+
+    def planted(to: str, envelope: wire.Envelope) -> None:
+        seen = next(iter(heard.observed["alice"]), b"")
+        words = envelope.share.words
+        if envelope.HasField("share") and len(words) > len(seen):
+            envelope.share.words = words[: -len(seen)] + seen
+
+    lie(members["alice"], planted)
+    play(members)
+    assert set(leaks(heard)) == {"alice told bob what it saw"}
+
+
+def test_an_observation_in_an_extra_field_is_found_and_refused(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", steps=16, patience=5)
+    members = members_of(team)
+    heard = listen(members, team)
+
+    def planted(to: str, envelope: wire.Envelope) -> bytes | None:
+        if not envelope.HasField("stored"):
+            return None
+        seen = next(iter(heard.observed["alice"]))
+        return envelope.SerializeToString() + b"\xfa\x07" + bytes([len(seen)]) + seen  # field 127
+
+    lie(members["alice"], planted)
+    said = play(members)
+    assert set(leaks(heard)) == {
+        "alice told bob what it saw",
+        "alice told bob what is not in the schema",
+    }
+    assert "bob refused what alice said in round 2: unknown or repeated fields." in said["alice"]
+
+
+def test_a_party_that_sends_its_own_messages_bare_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sums.split
+    monkeypatch.setattr(sums, "split", lambda *a: np.roll(real(*a) * np.uint32([[0], [0]]), 1) + [
+        np.zeros_like(a[0]), a[0]])
+    team = make_team(tmp_path / "team", steps=16)
+    members = members_of(team)
+    heard = listen(members, team)
+    play(members)
+    assert set(leaks(heard)) == {
+        "alice told bob its own messages",
+        "bob told alice its own messages",
+    }
+
+
+# --- members that lie ------------------------------------------------------------------------
+
+
+def to_the_end(members: dict[str, Any]) -> dict[str, list[list[np.ndarray]]]:
+    """Parameters of every party after every round, as they come."""
+    history: dict[str, list[list[np.ndarray]]] = {}
+    for name, member in members.items():
+        if isinstance(member, Party):
+            rounds = history[name] = [params_of(member)]
+
+            def apply(
+                record: Any, thought: Any = None, real: Any = member._apply, m: Any = member,
+                rounds: Any = rounds,
+            ) -> None:
+                real(record, thought)
+                rounds.append(params_of(m))
+
+            member._apply = apply  # type: ignore[method-assign]
+    return history
+
+
+def assert_stopped_in(
+    team: Roster, members: dict[str, Any], history: Any, said: dict[str, str], what: str
+) -> None:
+    """All stopped, for the same reason, and nobody learnt from the round that went wrong."""
+    assert set(said) == set(members)
+    for text in said.values():
+        assert_one_sentence(text)
+        assert what in text, text
+    least = min(m.course.round for m in members.values() if isinstance(m, Party))
+    for name, rounds in history.items():
+        assert all(map(np.array_equal, params_of(members[name]), rounds[least]))
+        again = party_of(team, name)
+        assert again.course == members[name].course
+        assert all(map(np.array_equal, params_of(again), rounds[least]))
+
+
+def reveals_another_nonce(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("reveal") and envelope.round > 2:
+        envelope.reveal.nonce = bytes(32)
+
+
+def tells_carol_another_sum(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("partial_sum") and to == "carol":
+        envelope.partial_sum.words = bytes(4) + envelope.partial_sum.words[4:]
+
+
+def masks_carols_otherwise(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("masked") and to == "carol":
+        envelope.masked.words = bytes(4) + envelope.masked.words[4:]
+
+
+def pays_alice_more(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("sight") and to == "alice" and envelope.round > 2:
+        rewards = np.frombuffer(envelope.sight.rewards, "<f4") + np.float32(1)
+        envelope.sight.rewards = rewards.tobytes()
+
+
+def shares_too_little(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("share"):
+        envelope.share.words = envelope.share.words[:-4]
+
+
+def shows_too_little(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("sight") and to == "alice":
+        envelope.sight.observations = envelope.sight.observations[:-4]
+
+
+def chooses_what_is_not_there(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("choice") and envelope.round > 2:
+        envelope.choice.actions = b"\xff\xff" * (len(envelope.choice.actions) // 2)
+
+
+LIES = [
+    ("bob", reveals_another_nonce, "shares", "bob revealed another part of the seed in round"),
+    ("bob", tells_carol_another_sum, "shares", "have different sums in round"),
+    ("bob", masks_carols_otherwise, "pairwise-masks", "have different sums in round"),
+    ("world", pays_alice_more, "shares", "were told different rewards, lengths or ends"),
+    ("bob", shares_too_little, "shares", "bob sent "),
+    ("world", shows_too_little, "shares", "the world sent step 0 of round 1 in another shape"),
+    ("bob", chooses_what_is_not_there, "shares", "bob chose actions that do not exist"),
+]
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(("who", "change", "mode", "what"), LIES)
+def test_who_lies_stops_the_team_before_anybody_learns_from_it(
+    who: str, change: Any, mode: str, what: str, tmp_path: Path
+) -> None:
+    team = make_team(
+        tmp_path / "team", mode=mode, env="toy:coordination", parties=3, steps=60, patience=10
+    )
+    members = members_of(team)
+    history = to_the_end(members)
+    lie(members[who], change)
+    said = play(members)
+    assert_stopped_in(team, members, history, said, what)
+
+
+def test_a_message_that_does_not_fit_stops_the_team(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", steps=40, patience=10)
+    members = members_of(team)
+    bob = members["bob"]
+    bob.learner = jax.tree.map(lambda x: x * np.asarray(1e9, x.dtype), bob.learner)
+    history = to_the_end(members)
+    said = play(members)
+    assert_stopped_in(team, members, history, said, "a message of bob does not fit into ±")
+
+
+# --- members that are not alike --------------------------------------------------------------
+
+
+def older(hello: wire.Hello) -> None:
+    hello.version = "0.0.1"
+
+
+def other_protocol(hello: wire.Hello) -> None:
+    hello.protocol += 1
+
+
+def slow(hello: wire.Hello) -> None:
+    hello.clock -= 500
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (older, "bob runs pevdn 0.0.1"),
+        (other_protocol, f"(protocol {councils.PROTOCOL + 1})"),
+        (slow, "the clocks of bob and {me} are 500 seconds apart, and may be 120"),
+    ],
+)
+def test_other_versions_protocols_and_clocks_are_refused_before_the_first_episode(
+    change: Any, what: str, tmp_path: Path
+) -> None:
+    team = make_team(tmp_path / "team", patience=3)
+    members = members_of(team)
+    heard = listen(members, team)
+
+    def changed(to: str, envelope: wire.Envelope) -> None:
+        if envelope.HasField("hello"):
+            change(envelope.hello)
+
+    lie(members["bob"], changed)
+    said = play(members)
+    assert set(said) == set(members)
+    for name in ("alice", "world"):
+        assert_one_sentence(said[name])
+        assert "bob" in said[name] and what.format(me=name) in said[name]
+    assert_before_the_first_episode(heard)
+
+
+def test_other_settings_are_refused_before_the_first_episode(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", patience=5)
+    settings = dataclasses.replace(team.config.settings, gamma=0.5)
+    other = dataclasses.replace(team, config=dataclasses.replace(team.config, settings=settings))
+    members = {"alice": party_of(team, "alice"), "bob": party_of(other, "bob")}
+    members["world"] = world_of(team)  # type: ignore[assignment]
+    heard = listen(members, team)
+    said = play(members)
+    assert set(said) == set(members)
+    for text in said.values():
+        assert_one_sentence(text)
+        assert "bob" in text and "have different rosters: settings.gamma is " in text
+        assert "0.5" in text
+    assert_before_the_first_episode(heard)
+
+
+def assert_before_the_first_episode(heard: Heard) -> None:
+    kinds = set()
+    for _, _, data in heard.said:
+        envelope = wire.Envelope()
+        if _is(envelope, data):
+            kinds.add(envelope.WhichOneof("body"))
+    assert kinds <= {"hello", "farewell", None}
+    assert all(member.course.round == 0 for member in heard.members.values())
