@@ -29,6 +29,7 @@ from pevdn.agent.host_replay import HostReplay
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
+from pevdn.experiment.config import fingerprint
 from pevdn.experiment.directory import to_json, whole_lines
 from pevdn.experiment.run import affordable
 from pevdn.privacy.ledger import Ledger
@@ -542,7 +543,7 @@ class Party:
         if found is None:
             if self.config.private:
                 mechanism = Plan.of(self.config, self.agents).mechanism
-                self.ledger = Ledger.begin(self.folder, run, mechanism, 1)
+                self.ledger = Ledger.begin(self.folder, fingerprint(self.config), mechanism, 1)
             self._save()
             return
         arrays, facts, records = found
@@ -556,7 +557,7 @@ class Party:
         self.last = Record.of_line(facts["last"]) if facts["last"] else None
         self._refill()
         if self.config.private:
-            self.ledger = Ledger.read(self.folder, run)
+            self.ledger = Ledger.read(self.folder, fingerprint(self.config))
             self.ledger.go_on(*facts["ledger"])
         for record in records:
             self._next()
