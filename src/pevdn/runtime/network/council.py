@@ -43,6 +43,10 @@ class Stopped(PevdnError):
     """A member is missing for too long, or has left; everything is saved."""
 
 
+class Left(Stopped):
+    """A member has left, and has told everybody why."""
+
+
 class Council:
     """One member's knowledge of the others, and its mailbox."""
 
@@ -62,6 +66,7 @@ class Council:
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
         self.left: dict[str, str] = {}  # who said farewell, and why
+        self.unlike: dict[str, str] = {}  # with whom one cannot train, and why
         self.waiting_for: list[str] = []
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
@@ -114,13 +119,14 @@ class Council:
     def _hear(self, sender: str, hello: wire.Hello) -> wire.Receipt:
         """Somebody has started, or tells whom it knows."""
         if problem := self._difference(sender, hello):
-            self.left[sender] = problem
+            self.unlike[sender] = problem
             self._news.set()
             return _refused(problem)
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
             return _refused("a process that is no more")
         self.heard[sender] = hello
+        self.unlike.pop(sender, None)
         if known is None or known.incarnation != hello.incarnation:
             self.left.pop(sender, None)
             self._changed = True
@@ -181,11 +187,12 @@ class Council:
                         )
                         told[name] = mine
                 self.waiting_for = [n for n in self.others if not self._agrees(n, mine)]
+                self._check_left()
+                for name, task in sending.items():
+                    if task.done() and task.result().status == wire.REFUSED:
+                        raise Stopped(f"{name} refuses {self.me}: {task.result().reason}")
                 if not self.waiting_for and all(task.done() for task in sending.values()):
-                    for task in sending.values():
-                        task.result()
                     break
-                self._check_left(self.others)
                 await self._more_news(deadline, extra=sending.values())
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
@@ -250,7 +257,7 @@ class Council:
         try:
             while not all(task.done() for task in sending.values()):
                 self._check_changed()
-                self._check_left(sending)
+                self._check_left()
                 self.waiting_for = [name for name, task in sending.items() if not task.done()]
                 await self._more_news(deadline, extra=sending.values())
             for name, task in sending.items():
@@ -279,23 +286,29 @@ class Council:
                 self.waiting_for = [n for n, slot in wanted.items() if slot not in self._box]
                 if not self.waiting_for:
                     return {name: self._box[slot] for name, slot in wanted.items()}
-                self._check_left(self.waiting_for)
+                self._check_left()
                 await self._more_news(deadline)
         finally:
             self.waiting_for = []
 
     async def hear_any(self, names: Iterable[str], kind: str) -> tuple[int, Any] | None:
-        """The first round that one of them says something of a kind in; None once all are done."""
+        """The first round that one of them says something of a kind in; None once all are done.
+
+        They are silent while they wait for one of them, and say so when they give up.
+        """
         names = list(names)
+        deadline = time.monotonic() + 2 * self.roster.patience
         while True:
             self._check_changed()
-            self._check_left(names)
+            self._check_left()
             slots = [slot for slot in self._box if slot[1] == kind and slot[0] > self.completed()]
             if slots:
                 return min(slots)[0], self._box[min(slots)]
             if all(self.left.get(name) == DONE for name in names):
                 return None
-            await self._pause(time.monotonic() + 1.0)
+            if time.monotonic() > deadline:
+                raise self._missing([name for name in names if self.left.get(name) != DONE])
+            await self._pause(deadline)
 
     async def swap(
         self, names: Iterable[str], round: int, kind: str, **body: Any
@@ -360,10 +373,13 @@ class Council:
         if self._changed:
             raise ViewChanged
 
-    def _check_left(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self.left.get(name, DONE) != DONE:
-                raise Stopped(f"{name} has stopped: {self.left[name]}")
+    def _check_left(self) -> None:
+        """Without one of them nobody goes on."""
+        for problem in self.unlike.values():
+            raise Stopped(problem)
+        for name, reason in self.left.items():
+            if reason != DONE:
+                raise Left(f"{name} has stopped: {reason}")
 
     async def _more_news(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         if time.monotonic() > deadline:

@@ -38,7 +38,7 @@ from pevdn.runtime.network import course as courses
 from pevdn.runtime.network import sums
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.runtime.network.council import Council, Stopped, ViewChanged
+from pevdn.runtime.network.council import Council, Left, Stopped, ViewChanged
 from pevdn.runtime.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.journal import Journal, Record
@@ -127,7 +127,7 @@ class Party:
             self._save()
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
-            if isinstance(problem, PevdnError) and not isinstance(problem, Stopped):
+            if isinstance(problem, PevdnError) and not isinstance(problem, Left):
                 await self.council.say_farewell(str(problem), 5.0)
             raise
         finally:
