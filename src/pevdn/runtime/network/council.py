@@ -29,6 +29,7 @@ from pevdn.runtime.network.transport import Transport, Unreachable
 
 PROTOCOL = 1
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks have to agree
+GREETING = 10.0  # seconds after which a hello that nobody took is out of date
 OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
 NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
@@ -181,10 +182,7 @@ class Council:
                     if told.get(name) != mine:
                         if name in sending:
                             sending[name].cancel()
-                        hello = self._hello()
-                        sending[name] = asyncio.create_task(
-                            self.transport.send(name, hello, until=deadline)
-                        )
+                        sending[name] = asyncio.create_task(self._greet(name, deadline))
                         told[name] = mine
                 self.waiting_for = [n for n in self.others if not self._agrees(n, mine)]
                 self._check_left()
@@ -202,6 +200,16 @@ class Council:
         self.view = hashlib.sha256(b"view" + mine).digest()[:16]
         self.waiting_for = []
         return {self.me: self.completed(), **{n: self.heard[n].completed for n in self.others}}
+
+    async def _greet(self, name: str, deadline: float) -> wire.Receipt:
+        """Say hello until it is heard: anew every few seconds, since a hello tells the time."""
+        while True:
+            until = min(deadline, time.monotonic() + GREETING)
+            try:
+                return await self.transport.send(name, self._hello(), until=until)
+            except Unreachable:
+                if time.monotonic() >= deadline:
+                    raise
 
     def _incarnations(self) -> bytes:
         """Of all that were heard of, in one string."""

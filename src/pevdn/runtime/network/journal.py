@@ -149,9 +149,11 @@ class Journal:
         rows.rows = [text.read(size) for size in np.load(text, allow_pickle=False)]
         return rows
 
-    def drop(self, block: int) -> None:
-        """Episodes that the buffer does not hold any more."""
-        self._block(block).unlink(missing_ok=True)
+    def drop_before(self, block: int) -> None:
+        """Episodes that the buffer did not hold any more when the snapshot was made."""
+        for path in self.folder.glob("episodes-*.bin"):
+            if int(path.stem.partition("-")[2]) < block:
+                path.unlink()
 
     def _block(self, block: int) -> Path:
         return self.folder / f"episodes-{block}.bin"

@@ -30,7 +30,7 @@ from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
 from pevdn.experiment.config import fingerprint
-from pevdn.experiment.directory import to_json, whole_lines
+from pevdn.experiment.directory import to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
@@ -92,6 +92,7 @@ class Party:
         self.journal = Journal(folder)
         self.course = Course(threshold=self.config.settings.anchor_threshold)
         self.last: Record | None = None
+        self.parted = False  # all others are at the end as well, and need nothing any more
         self.ledger: Ledger | None = None
         self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
         self.replay = HostReplay(self.config.settings.buffer_size)
@@ -102,7 +103,7 @@ class Party:
 
     async def run(self) -> None:
         """Train until the course is at its end; a member that starts anew is waited for."""
-        if self._next() == END:
+        if self.parted:
             self.status.state = "finished"
             self.status.write()
             return
@@ -120,11 +121,16 @@ class Party:
                     self._save()
                     self.status.state = "finished"
                     await self.council.part(self.council.others)
+                    self.parted = True
+                    self._save()
                     break
                 except ViewChanged:
                     self.status.event("a member started anew", round=self.course.round)
         except Exception as problem:
             self._save()
+            if isinstance(problem, Stopped) and self._ended:
+                self.status.state = "finished"  # the others are gone, and nothing is left to do
+                return
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
             if isinstance(problem, PevdnError) and not isinstance(problem, Left):
@@ -134,6 +140,10 @@ class Party:
             beat.cancel()
             self.status.write()
             await self.council.stop()
+
+    @property
+    def _ended(self) -> bool:
+        return courses.next_kind(self.course, self.config) == END
 
     async def _rounds(self) -> None:
         attempts: dict[str, Callable[[], Any]] = {
@@ -179,8 +189,27 @@ class Party:
         body = heard[who[0]]
         nonces = dict(zip(body.names, body.nonces, strict=True))
         words = np.frombuffer(body.words, "<u4").astype(np.uint32)
+        record = Record(there, body.kind, words, nonces)
+        thought = await self._compute(self._think) if body.kind == UPDATE else None
+        if not self._likely(record, thought):
+            raise PevdnError(
+                f"what {' and '.join(who)} tell about round {there} cannot have come out of it; "
+                "one of them lies, or has lost its files."
+            )
         self.status.event("caught up", round=there)
-        await self._complete(Record(there, body.kind, words, nonces))
+        await self._complete(record, thought)
+
+    def _likely(self, record: Record, thought: Thought | None) -> bool:
+        """Whether a round that this party has missed the end of can have ended so."""
+        if record.kind != self._next():
+            return False
+        if record.kind == PLAY:
+            own = record.nonces.get(self.me)
+            return set(record.nonces) == set(self.names) and own == self._nonce(record.round)
+        if thought is None:
+            return len(record.words) == 3
+        alone = self.config.exchange == "alone"
+        return len(record.words) == (0 if alone else len(thought.words))
 
     def _recalled(self, round: int) -> wire.Recalled | None:
         if self.last is None or self.last.round != round:
@@ -358,8 +387,9 @@ class Party:
 
     async def _sum(self, round: int, words: np.ndarray) -> np.ndarray:
         """Σ over all parties of their words, as the algorithm forms it; the same for everybody."""
-        if self.config.exchange == "alone":
-            return words
+        if self.config.exchange == "alone":  # nothing is said but that the round is over
+            await self._compare(round, words[:0])
+            return words[:0]
         p = self.config.settings.modulus
         if self.config.exchange == "broadcast":
             total = await self._add_up(round, "plain", wire.Plain, words)
@@ -448,7 +478,9 @@ class Party:
         if record.kind == PLAY:
             self._take_in(record)
         elif record.kind == UPDATE:
-            self._learn(record.words, thought or self._think())
+            thought = thought or self._think()
+            alone = self.config.exchange == "alone"
+            self._learn(thought.words if alone else record.words, thought)
         else:
             self._score(*map(float, record.words.view(np.float32)))
         self.last = record
@@ -456,21 +488,13 @@ class Party:
 
     def _take_in(self, record: Record) -> None:
         course, block = self.course, self.course.blocks
-        rows = self.journal.kept(block)
-        if rows is None:
-            raise PevdnError(
-                f"the episodes of block {block} are not in {self.folder}, and nobody else has "
-                "them; restore the directory, or start the whole team anew."
-            )
+        rows = self._kept(block)
         size = self.config.settings.buffer_size
         for e in range(courses.block_size(self.config)):
             slot = (course.episodes + e) % size
             self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
         seed = joint_seed(record.nonces, self.roster.run, record.round)
         self.course = courses.with_block(course, self.config, int(rows.length.sum()), seed)
-        gone = (self.course.episodes - size) // courses.block_size(self.config) - 1
-        if gone >= 0:
-            self.journal.drop(gone)
 
     def _learn(self, total: np.ndarray, thought: Thought) -> None:
         """From the opened sum to new parameters; if private, in the ledger before and after."""
@@ -521,14 +545,16 @@ class Party:
             "return": total,
             "episode_length": length,
         }
+        if self.config.settings.anchor:
+            line |= {"win_rate_anchor": None, "return_anchor": None}
         for model, (rate, paid, _) in scores.items():
             line |= {f"win_rate_{model}": rate, f"return_{model}": paid}
         if self.ledger is not None:
             line |= self.ledger.spent()[0]._asdict()
         self.status.facts |= line
-        if not path.exists() or len(whole_lines(path)) <= course.evaluations:
-            with path.open("a") as file:
-                file.write(to_json(line) + "\n")
+        before = whole_lines(path)
+        if len(before) <= course.evaluations:
+            write_whole(path, "".join(before) + to_json(line) + "\n")
 
     def _tell(self) -> None:
         course = self.course
@@ -555,6 +581,7 @@ class Party:
         self.learner = jax.tree.unflatten(form, [arrays[str(i)] for i in range(len(leaves))])
         self.course = Course.of(facts["course"])
         self.last = Record.of_line(facts["last"]) if facts["last"] else None
+        self.parted = facts["parted"]
         self._refill()
         if self.config.private:
             self.ledger = Ledger.read(self.folder, fingerprint(self.config))
@@ -564,15 +591,27 @@ class Party:
             self._apply(record)
 
     def _refill(self) -> None:
-        """The replay buffer as it was: blocks of episodes are on disk as long as it holds them."""
+        """The replay buffer as it was: its blocks of episodes are on disk."""
         size, block = self.config.settings.buffer_size, courses.block_size(self.config)
-        for number in range(max(0, self.course.blocks - -(-size // block) - 1), self.course.blocks):
-            rows = self.journal.kept(number)
-            if rows is None:
-                continue
+        for number in range(self._oldest(), self.course.blocks):
+            rows = self._kept(number)
             for e in range(block):
                 slot = (number * block + e) % size
                 self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
+
+    def _oldest(self) -> int:
+        """The first block of episodes of which the buffer holds any."""
+        gone = max(0, self.course.episodes - self.config.settings.buffer_size)
+        return gone // courses.block_size(self.config)
+
+    def _kept(self, block: int) -> HostReplay:
+        rows = self.journal.kept(block)
+        if rows is None:
+            raise PevdnError(
+                f"the episodes of block {block} are not in {self.folder}, and nobody else has "
+                "them; restore the directory, or start the whole team anew."
+            )
+        return rows
 
     def _save(self) -> None:
         """A snapshot, so that less has to be computed again."""
@@ -582,8 +621,10 @@ class Party:
             "course": asdict(self.course),
             "last": self.last.to_line() if self.last is not None else None,
             "ledger": self.ledger.head if self.ledger is not None else None,
+            "parted": self.parted,
         }
         self.journal.save(self.course.round, arrays, facts)
+        self.journal.drop_before(self._oldest())
 
     # ---- time ---------------------------------------------------------------------------------
 
