@@ -7,10 +7,12 @@ run them as processes. A kill in the loop is an exception that no code of the pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +31,7 @@ from support import Said, start
 from pevdn import worlds
 from pevdn.errors import PevdnError
 from pevdn.experiment import config as configuration
+from pevdn.experiment.config import fingerprint
 from pevdn.privacy.accounting import Spent
 from pevdn.privacy.ledger import Ledger
 from pevdn.runtime.simulation import Simulation
@@ -428,9 +431,7 @@ def test_an_observation_in_an_extra_field_is_found_and_refused(tmp_path: Path) -
 def test_a_party_that_sends_its_own_messages_bare_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sums.split
-    monkeypatch.setattr(sums, "split", lambda *a: np.roll(real(*a) * np.uint32([[0], [0]]), 1) + [
-        np.zeros_like(a[0]), a[0]])
+    monkeypatch.setattr(sums, "split", lambda words, n, *_: np.stack([0 * words, words]))
     team = make_team(tmp_path / "team", steps=16)
     members = members_of(team)
     heard = listen(members, team)
@@ -570,7 +571,7 @@ def slow(hello: wire.Hello) -> None:
     [
         (older, "bob runs pevdn 0.0.1"),
         (other_protocol, f"(protocol {councils.PROTOCOL + 1})"),
-        (slow, "the clocks of bob and {me} are 500 seconds apart, and may be 120"),
+        (slow, "are 500 seconds apart, and may be 120"),
     ],
 )
 def test_other_versions_protocols_and_clocks_are_refused_before_the_first_episode(
@@ -587,9 +588,9 @@ def test_other_versions_protocols_and_clocks_are_refused_before_the_first_episod
     lie(members["bob"], changed)
     said = play(members)
     assert set(said) == set(members)
-    for name in ("alice", "world"):
-        assert_one_sentence(said[name])
-        assert "bob" in said[name] and what.format(me=name) in said[name]
+    for text in said.values():
+        assert_one_sentence(text)
+        assert "bob" in text and what in text
     assert_before_the_first_episode(heard)
 
 
@@ -617,3 +618,332 @@ def assert_before_the_first_episode(heard: Heard) -> None:
             kinds.add(envelope.WhichOneof("body"))
     assert kinds <= {"hello", "farewell", None}
     assert all(member.course.round == 0 for member in heard.members.values())
+
+
+# --- members that die ------------------------------------------------------------------------
+
+
+class Fate:
+    """Kills a member at the n-th of its messages and writes to disk, n drawn anew for every life.
+
+    A write is killed before it, after it, or, if it is a line, in the middle.
+    """
+
+    def __init__(self, seed: int, deaths: int) -> None:
+        self.dice, self.deaths = random.Random(seed), deaths
+        self.updates = 0  # that were made with noise, in all lives
+
+    def of(self, member: Any) -> None:
+        self.left, self.dead = self.dice.randrange(1, 60), False
+        transport = member.council.transport
+        self.wrap(transport, "send")
+        if not isinstance(member, Party):
+            return
+        for what in ("append", "keep", "save"):
+            self.wrap(member.journal, what)
+        if member.ledger is not None:
+            self.wrap(member.ledger, "_append")
+            noise = member.draws.noise
+
+            def counted(*args: Any) -> Any:
+                self.updates += 1
+                return noise(*args)
+
+            member.draws.noise = counted  # type: ignore[method-assign]
+
+    def wrap(self, holder: Any, what: str) -> None:
+        real = getattr(holder, what)
+
+        def now() -> bool:
+            self.left -= 1
+            if self.left == 0 and self.deaths:
+                self.deaths, self.dead = self.deaths - 1, True
+                return True
+            if self.dead:  # it sends and writes nothing any more
+                raise Killed(what)
+            return False
+
+        def done(*args: Any, **options: Any) -> Any:
+            if not now():
+                return real(*args, **options)
+            when = self.dice.choice(["before", "after", "half"])
+            if when == "after":
+                real(*args, **options)
+            elif when == "half" and what == "append":
+                with holder._path().open("ab") as file:
+                    file.write(b'{"round": 7, "wor')
+            elif when == "half" and what == "_append":
+                with (holder.folder / "ledger.jsonl").open("ab") as file:
+                    file.write(b'{"line": 7, "ki')
+            raise Killed(what)
+
+        async def sent(*args: Any, **options: Any) -> Any:
+            if not now():
+                return await real(*args, **options)
+            if self.dice.random() < 0.5:
+                await real(*args, **options)
+            raise Killed(what)
+
+        setattr(holder, what, sent if what == "send" else done)
+
+
+async def lives(make: Callable[[], Any], fate: Any, after: Callable[[Any], None]) -> Any:
+    """A member that is started again whenever it is killed."""
+    while True:
+        member = make()
+        fate.of(member)
+        try:
+            await member.run()
+            return member
+        except Killed:
+            after(member)
+
+
+def play_on(
+    team: Roster, fates: dict[str, Any], after: Callable[[Any], None] = lambda _: None
+) -> dict[str, Any]:
+    """Train to the end with members that die."""
+
+    def make(name: str) -> Any:
+        return world_of(team) if name == "world" else party_of(team, name)
+
+    async def together() -> list[Any]:
+        work = [lives(lambda n=name: make(n), fates[name], after) for name in team.names]
+        return await asyncio.wait_for(asyncio.gather(*work), 200)
+
+    return dict(zip(team.names, asyncio.run(together()), strict=True))
+
+
+class Safe:
+    def of(self, member: Any) -> None: ...
+
+
+def twins(out: Path, *args: Any, **options: Any) -> tuple[Roster, Roster]:
+    """The same team twice, in two directories: same keys, same secrets, same addresses."""
+    team = make_team(out / "one", *args, **options)
+    members_of(team)  # makes the secrets
+    for path in (out / "one").glob("*.data/*"):
+        if path.name != "secret":
+            path.unlink()
+    shutil.copytree(out / "one", out / "two")
+    return team, roster.read(out / "two" / "team.toml")
+
+
+def assert_files_whole(member: Party) -> None:
+    """What is on disk is a chain of rounds, and no update is missing in the ledger."""
+    found = journals.Journal(member.folder).load()
+    assert found is not None
+    _, facts, records = found
+    first = facts["course"]["round"] + 1
+    assert [record.round for record in records] == list(range(first, first + len(records)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "rehearsal", "snapshot"),
+    [("pe-vdn-b", "pairwise-masks", True, 200), ("pe-vdn-c", "shares", False, 7)],
+)
+def test_a_team_whose_members_die_ends_where_one_that_is_left_alone_does(
+    algorithm: str,
+    mode: str,
+    rehearsal: bool,
+    snapshot: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parties, "SNAPSHOT", snapshot)
+    calm, wild = twins(tmp_path, algorithm, mode, steps=100, rehearsal=rehearsal)
+    members = members_of(calm)
+    assert play(members) == {}
+    fates = {name: Fate(seed, deaths=5) for seed, name in enumerate(wild.names)}
+    made: dict[str, int] = defaultdict(int)
+
+    def check(member: Any) -> None:
+        if not isinstance(member, Party):
+            return
+        assert_files_whole(member)
+        assert member.course.round >= made[member.me] - 1
+        made[member.me] = member.course.round
+        if member.ledger is not None:
+            ledger = Ledger.read(member.folder, fingerprint(wild.config))
+            assert ledger.counted[0] >= fates[member.me].updates
+
+    survivors = play_on(wild, fates, check)
+    assert [fate.deaths for fate in fates.values()] == [0, 0, 0]
+    for name in ("alice", "bob"):
+        assert_same(survivors[name], members[name])
+        assert metrics_without_cost(survivors[name]) == metrics_without_cost(members[name])
+        if survivors[name].ledger is not None:
+            counted = Ledger.read(survivors[name].folder, fingerprint(wild.config))
+            assert counted.counted[0] >= fates[name].updates >= members[name].course.updates
+            assert counted.exposure[0] >= members[name].ledger.exposure[0]
+
+
+def metrics_without_cost(member: Party) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in Spent._fields}
+        for line in metrics_of(member.folder)
+    ]
+
+
+class DiesBefore:
+    """Kills a party once, before it writes down a round of a kind that its peers complete."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def of(self, member: Party) -> None:
+        append, kind = member.journal.append, self.kind
+
+        def dies(record: Any) -> None:
+            if record.kind == self.kind:
+                self.kind = ""
+                raise Killed(kind)
+            append(record)
+
+        member.journal.append = dies  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", ["play", "update", "evaluate"])
+def test_a_party_that_missed_the_end_of_a_round_is_told_by_its_peers(
+    kind: str, tmp_path: Path
+) -> None:
+    calm, wild = twins(tmp_path, steps=16)
+    members = members_of(calm)
+    assert play(members) == {}
+    fates = {"alice": Safe(), "bob": DiesBefore(kind), "world": Safe()}
+    survivors = play_on(wild, fates)
+    assert events(survivors["bob"]).count("caught up") == 1
+    assert "caught up" not in events(survivors["alice"])
+    for name in ("alice", "bob"):
+        assert_same(survivors[name], members[name])
+
+
+def test_who_is_told_nonsense_about_a_round_does_not_write_it_down(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", steps=16, patience=5)
+
+    class Forgetful:
+        def of(self, member: Party) -> None:
+            def wrong(round: int) -> wire.Recalled:
+                return wire.Recalled(kind="update", words=bytes(8))
+
+            member.council.on_recall = wrong
+
+    with pytest.raises(PevdnError, match="what alice tell about round|alice has stopped|bob has"):
+        play_on(team, {"alice": Forgetful(), "bob": DiesBefore("update"), "world": Safe()})
+    alice, bob = party_of(team, "alice"), party_of(team, "bob")
+    assert bob.course.round == alice.course.round - 1
+
+
+def test_independent_learners_stay_together_and_tell_no_message(tmp_path: Path) -> None:
+    calm, wild = twins(tmp_path, "iql", steps=40, parallel_episodes=4)
+    members = members_of(calm)
+    heard = listen(members, calm)
+    assert play(members) == {}
+    said = set()
+    for _, _, data in heard.said:
+        envelope = wire.Envelope()
+        if _is(envelope, data):
+            said.add(envelope.WhichOneof("body"))
+    assert not said & {"share", "partial_sum", "masked", "plain"}
+    fates = {"alice": Safe(), "bob": DiesBefore("update"), "world": Safe()}
+    survivors = play_on(wild, fates)
+    for name in ("alice", "bob"):
+        assert_same(survivors[name], members[name])
+        last = [r for r in journals.Journal(survivors[name].folder).load()[2]]  # type: ignore[index]
+        assert all(len(record.words) == 0 for record in last if record.kind == "update")
+
+
+class DiesAtTheEnd:
+    """Kills a member once, after its last round and before it said farewell."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def of(self, member: Any) -> None:
+        part = member.council.part
+
+        async def dies(names: Any) -> None:
+            if self.alive:
+                self.alive = False
+                raise Killed
+            await part(names)
+
+        member.council.part = dies
+
+
+def test_a_party_that_dies_after_the_last_round_keeps_nobody_waiting(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", steps=4, patience=30)
+    began = time.monotonic()
+    survivors = play_on(team, {"alice": Safe(), "bob": DiesAtTheEnd(), "world": Safe()})
+    assert time.monotonic() - began < 20
+    assert survivors["bob"].parted
+    began = time.monotonic()
+    assert play({"alice": party_of(team, "alice")}) == {}  # started again: there is nothing to do
+    assert time.monotonic() - began < 2
+
+
+def test_the_clock_of_one_that_waited_for_long_is_not_thought_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(councils, "CLOCKS_APART", 1.0)
+    monkeypatch.setattr(councils, "GREETING", 0.3)
+    team = make_team(tmp_path / "team", steps=4)
+    members = members_of(team)
+    run = members["bob"].run
+
+    async def late() -> None:
+        await asyncio.sleep(2.5)
+        await run()
+
+    members["bob"].run = late
+    assert play(members) == {}
+
+
+@pytest.mark.parametrize("missing", ["bob", "world"])
+def test_one_that_never_comes_is_named_by_the_others(missing: str, tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", patience=2)
+    members = members_of(team)
+    del members[missing]
+    began = time.monotonic()
+    said = play(members)
+    assert time.monotonic() - began < 12
+    assert set(said) == set(members)
+    for text in said.values():
+        assert_one_sentence(text)
+        assert f"{missing} did not answer for 2 seconds; everything is saved" in text
+
+
+@pytest.mark.parametrize(("missing", "after"), [("bob", 9), ("bob", 24), ("world", 20)])
+def test_one_that_never_comes_back_is_named_by_the_others_who_save(
+    missing: str, after: int, tmp_path: Path
+) -> None:
+    team = make_team(tmp_path / "team", patience=3)
+    members = members_of(team)
+    send = members[missing].council.transport.send
+    sent = 0
+
+    async def until_it_dies(*args: Any, **options: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        if sent > after:
+            raise Killed
+        return await send(*args, **options)
+
+    members[missing].council.transport.send = until_it_dies
+    run = members[missing].run
+
+    async def gone() -> None:
+        with contextlib.suppress(Killed):
+            await run()
+
+    members[missing].run = gone
+    began = time.monotonic()
+    said = play(members)
+    assert time.monotonic() - began < 20
+    assert set(said) == set(members) - {missing}
+    for text in said.values():
+        assert_one_sentence(text)
+        assert f"{missing} did not answer for 3 seconds; everything is saved" in text
+    alice = party_of(team, "alice")
+    assert alice.course == members["alice"].course
+    assert json.loads((alice.folder / "status.json").read_text())["state"] == "stopped"

@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import pevdn
 from pevdn.errors import PevdnError
@@ -30,6 +30,7 @@ from pevdn.runtime.network.transport import Transport, Unreachable
 PROTOCOL = 1
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks have to agree
 GREETING = 10.0  # seconds after which a hello that nobody took is out of date
+ASKING = 2.0  # seconds in which one that runs at all answers
 OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
 NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
@@ -391,8 +392,21 @@ class Council:
 
     async def _more_news(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         if time.monotonic() > deadline:
-            raise self._missing(self.waiting_for)
+            await self._give_up(list(self.waiting_for))
         await self._pause(deadline, extra)
+
+    async def _give_up(self, names: list[str]) -> NoReturn:
+        """Name who is missing: of those waited for, some may only wait for another themselves."""
+        until = time.monotonic() + ASKING
+        asked = [self.transport.send(name, self._hello(), until=until) for name in names]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        gone = [n for n, a in zip(names, answers, strict=True) if isinstance(a, BaseException)]
+        while True:
+            self._check_changed()
+            self._check_left()
+            if gone or time.monotonic() > until + 2 * ASKING:
+                raise self._missing(gone or names)
+            await self._pause(until + 2 * ASKING)  # they will say whom they miss
 
     async def _pause(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         """Until something was heard or a task has ended, or a while has passed."""
