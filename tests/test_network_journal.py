@@ -1,4 +1,4 @@
-"""What a party has on disk: rounds are there whole or not at all, and what was changed is refused."""
+"""What a party has on disk: a round is there whole or not at all; what was changed is refused."""
 
 from __future__ import annotations
 
@@ -103,8 +103,13 @@ def test_wherever_a_journal_is_cut_the_whole_lines_before_are_left(
     cut()
 
 
-@pytest.mark.parametrize("line", [1, 2, 3])
-@pytest.mark.parametrize("change", ["words", "round", "drop", "swap", "junk"])
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        *((line, change) for line in (1, 2, 3) for change in ("words", "round", "junk")),
+        *((line, change) for line in (1, 2) for change in ("drop", "swap")),
+    ],
+)
 def test_a_line_that_was_changed_is_refused(line: int, change: str, tmp_path: Path) -> None:
     begun(tmp_path)
     path = tmp_path / "journal-0.jsonl"
@@ -116,8 +121,6 @@ def test_a_line_that_was_changed_is_refused(line: int, change: str, tmp_path: Pa
         lines[line - 1] = json.dumps({**fields, "round": 9})
     elif change == "junk":
         lines[line - 1] = "[]"
-    elif line == 3:
-        pytest.skip("a journal that ends earlier is a journal")
     elif change == "drop":
         del lines[line - 1]
     else:
@@ -258,7 +261,7 @@ def test_episodes_that_are_missing_are_noticed(saved: bool, team: Roster, tmp_pa
     if saved:
         alice._save()
     (tmp_path / "episodes-0.bin").unlink()
-    with pytest.raises(PevdnError, match="the episodes of block 0 are not in .* nobody else has"):
+    with pytest.raises(PevdnError, match=r"the episodes of block 0 are not in .* nobody else has"):
         party(team, tmp_path)
 
 

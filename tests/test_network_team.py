@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import random
 import shutil
 import signal
@@ -28,6 +27,7 @@ import numpy as np
 import pytest
 from support import Said, start
 
+import pevdn
 from pevdn import worlds
 from pevdn.errors import PevdnError
 from pevdn.experiment import config as configuration
@@ -43,7 +43,6 @@ from pevdn.runtime.network import council as councils
 from pevdn.runtime.network import journal as journals
 from pevdn.runtime.network import keys, local, roster, sums
 from pevdn.runtime.network import party as parties
-from pevdn.runtime.network import stage as stages
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.party import Party
 from pevdn.runtime.network.roster import Roster
@@ -276,7 +275,9 @@ def assert_near(simulation: Simulation, state: Any, members: list[Party]) -> Non
     for kind, learner in zip(simulation.team.kinds, state.learners, strict=True):
         for n, index in enumerate(kind.members):
             wanted = jax.tree.leaves(jax.tree.map(lambda x, n=n: x[0, n], learner.params))
-            for mine, theirs in zip(params_of(members[index]), map(np.asarray, wanted), strict=True):
+            for mine, theirs in zip(
+                params_of(members[index]), map(np.asarray, wanted), strict=True
+            ):
                 assert np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max()
 
 
@@ -453,7 +454,10 @@ def to_the_end(members: dict[str, Any]) -> dict[str, list[list[np.ndarray]]]:
             rounds = history[name] = [params_of(member)]
 
             def apply(
-                record: Any, thought: Any = None, real: Any = member._apply, m: Any = member,
+                record: Any,
+                thought: Any = None,
+                real: Any = member._apply,
+                m: Any = member,
                 rounds: Any = rounds,
             ) -> None:
                 real(record, thought)
@@ -828,7 +832,7 @@ def test_who_is_told_nonsense_about_a_round_does_not_write_it_down(tmp_path: Pat
 
             member.council.on_recall = wrong
 
-    with pytest.raises(PevdnError, match="what alice tell about round|alice has stopped|bob has"):
+    with pytest.raises(PevdnError, match="alice told bob of an end of round"):
         play_on(team, {"alice": Forgetful(), "bob": DiesBefore("update"), "world": Safe()})
     alice, bob = party_of(team, "alice"), party_of(team, "bob")
     assert bob.course.round == alice.course.round - 1
@@ -947,3 +951,90 @@ def test_one_that_never_comes_back_is_named_by_the_others_who_save(
     alice = party_of(team, "alice")
     assert alice.course == members["alice"].course
     assert json.loads((alice.folder / "status.json").read_text())["state"] == "stopped"
+
+
+# --- as processes ----------------------------------------------------------------------------
+
+
+def start_member(team: Roster, name: str) -> subprocess.Popen[str]:
+    which = ["world"] if name == "world" else ["party", "--me", name]
+    return start(*which, "--team", team.path, "--json")
+
+
+def round_of(team: Roster) -> int:
+    return int(local.reports(team).get("alice", {}).get("round", 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c"])
+def test_processes_that_are_killed_end_where_others_do(algorithm: str, tmp_path: Path) -> None:
+    rehearsal = algorithm == "pe-vdn-b"
+    calm, wild = twins(tmp_path, algorithm, steps=600, rehearsal=rehearsal)
+    members = members_of(calm)
+    assert play(members, 300) == {}
+    dice = random.Random(6)
+    processes = {name: start_member(wild, name) for name in wild.names}
+    deadline = time.monotonic() + 540
+    ended: dict[str, Said] = {}
+    try:
+        for victim in ["bob", "world", "alice", "bob", "world", "alice"]:
+            before, until = round_of(wild), time.monotonic() + 60
+            while round_of(wild) <= before + dice.randrange(10) and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(dice.random())
+            if processes[victim].poll() is not None:
+                break
+            processes[victim].send_signal(signal.SIGKILL)
+            processes[victim].communicate()
+            processes[victim] = start_member(wild, victim)
+        for name, process in processes.items():
+            out, err = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            ended[name] = Said(process.returncode, out, err)
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    assert [said.code for said in ended.values()] == [0, 0, 0], ended
+    for name in ("alice", "bob"):
+        assert_same(party_of(wild, name), members[name])
+        if not rehearsal:
+            ledger = Ledger.read(wild.path.parent / f"{name}.data", fingerprint(wild.config))
+            assert ledger.counted[0] >= members[name].course.updates
+
+
+@pytest.mark.slow
+def test_four_processes_learn_3m_as_the_simulation_does(tmp_path: Path) -> None:
+    settings = {**SMALL, "hidden_size": 16, "eval_every": 10_000, "parallel_episodes": 4}
+    config = configuration.make("pe-vdn-b", "smax-sc2:3m", 5000, 1, 0, settings)
+    team = local.make(tmp_path / "team", config, "shares", 300.0, True)
+    reports = local.up(team, lambda _: None)
+    assert {report["state"] for report in reports.values()} == {"finished"}
+    simulation = Simulation(worlds.make(config.env), config)
+    state = jax.jit(simulation.start)(jnp.array([0]))
+    state = jax.jit(simulation.advance)(state, jnp.int32(5000), jnp.int32(10**6))
+    members = [party_of(team, party.name) for party in team.parties]
+    assert members[0].course.round >= 200
+    assert members[0].course.updates == int(state.updates[0])
+    assert_near(simulation, state, members)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["iql", "pe-vdn-a", "pe-vdn-b", "pe-vdn-c"])
+def test_a_team_writes_the_metrics_that_a_simulated_run_writes(
+    algorithm: str, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"average_decay": 0.9}
+    if algorithm == "pe-vdn-c":
+        changes |= {"anchor": True, "anchor_threshold": 0.3}
+    team = make_team(tmp_path / "team", algorithm, steps=300, **changes)
+    members = members_of(team)
+    assert play(members) == {}
+    settings = {**SETTINGS[algorithm], **changes}
+    run = pevdn.train(
+        algorithm, "toy:two-step", steps=300, out=tmp_path / "run", seed=0, **settings
+    )
+    found, wanted = metrics_of(members["alice"].folder), run.metrics
+    assert [list(line) for line in found] == [list(line) for line in wanted]
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4), mine

@@ -193,8 +193,8 @@ class Party:
         thought = await self._compute(self._think) if body.kind == UPDATE else None
         if not self._likely(record, thought):
             raise PevdnError(
-                f"what {' and '.join(who)} tell about round {there} cannot have come out of it; "
-                "one of them lies, or has lost its files."
+                f"{' and '.join(who)} told {self.me} of an end of round {there} that it cannot "
+                "have had; one of them lies, or has lost its files."
             )
         self.status.event("caught up", round=there)
         await self._complete(record, thought)
