@@ -185,7 +185,10 @@ class Council:
                             sending[name].cancel()
                         sending[name] = asyncio.create_task(self._greet(name, deadline))
                         told[name] = mine
-                self.waiting_for = [n for n in self.others if not self._agrees(n, mine)]
+                unheard = [n for n in self.others if n not in self.heard]
+                self.waiting_for = unheard or [
+                    n for n in self.others if not self._agrees(n, mine)
+                ]  # who was heard cannot agree before all were: it is not to blame
                 self._check_left()
                 for name, task in sending.items():
                     if task.done() and task.result().status == wire.REFUSED:
