@@ -65,7 +65,7 @@ class Council:
         self.waiting_for: list[str] = []
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
-        self._news = asyncio.Event()
+        self._listening: set[asyncio.Future[None]] = set()
         self._changed = self._interrupted = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -86,7 +86,7 @@ class Council:
             return self._hear(envelope.sender, envelope.hello)
         if kind == "farewell":
             self.left[envelope.sender] = envelope.farewell.reason
-            self._news.set()
+            self._wake()
             return _receipt(wire.ACCEPTED)
         if not self.view or envelope.view != self.view:
             return _receipt(wire.LATER, "another view")
@@ -108,14 +108,14 @@ class Council:
         if self.me != WORLD and envelope.round > done + 2:
             return _refused("a round that is far ahead")
         self._box[name] = body
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _hear(self, sender: str, hello: wire.Hello) -> wire.Receipt:
         """Somebody has started, or tells whom it knows."""
         if problem := self._difference(sender, hello):
             self.left[sender] = problem
-            self._news.set()
+            self._wake()
             return _refused(problem)
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
@@ -124,7 +124,7 @@ class Council:
         if known is None or known.incarnation != hello.incarnation:
             self.left.pop(sender, None)
             self._changed = True
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _difference(self, sender: str, hello: wire.Hello) -> str | None:
@@ -350,7 +350,7 @@ class Council:
     def interrupt(self) -> None:
         """Stop at the next moment where nothing is half done."""
         self._interrupted = True
-        self._news.set()
+        self._wake()
 
     def _check_changed(self) -> None:
         if self._interrupted:
@@ -372,16 +372,22 @@ class Council:
 
     async def _pause(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         """Until something was heard or a task has ended, or a while has passed."""
-        self._news.clear()
         waiting = [task for task in extra if not task.done()]
-        news = asyncio.create_task(self._news.wait())
+        news = asyncio.get_running_loop().create_future()
+        self._listening.add(news)
         seconds = min(1.0, max(0.0, deadline - time.monotonic()) + 0.01)
         try:
             await asyncio.wait(
                 [news, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            news.cancel()
+            self._listening.discard(news)
+
+    def _wake(self) -> None:
+        """Whoever pauses looks again."""
+        for news in self._listening:
+            if not news.done():
+                news.set_result(None)
 
     def _missing(self, names: Iterable[str]) -> Stopped:
         told = " and ".join(names) or "nobody"
