@@ -59,6 +59,7 @@ class Council:
         self.others = [name for name in roster.names if name != me]
         self.transport = Transport(roster, me, key, self.receive, listen=listen)
         self.incarnation, self.started = os.urandom(16), time.time()
+        self._said_at = 0.0  # the clock of the last hello
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
         self.left: dict[str, str] = {}  # who said farewell, and why
@@ -120,8 +121,11 @@ class Council:
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
             return _refused("a process that is no more")
+        same = known is not None and known.incarnation == hello.incarnation
+        if known is not None and same and hello.clock < known.clock:
+            return _receipt(wire.DUPLICATE)  # overtaken by one that says more
         self.heard[sender] = hello
-        if known is None or known.incarnation != hello.incarnation:
+        if not same:
             self.left.pop(sender, None)
             self._changed = True
         self._wake()
@@ -213,6 +217,7 @@ class Council:
         known = {self.me: self.incarnation}
         known |= {name: hello.incarnation for name, hello in self.heard.items()}
         names = sorted(known)
+        self._said_at = max(time.time(), self._said_at + 1e-3)  # rises, also if the clock is set
         return wire.Envelope(
             run=self.roster.run,
             sender=self.me,
@@ -224,7 +229,7 @@ class Council:
                 version=pevdn.__version__,
                 protocol=PROTOCOL,
                 agreement=canonical(self.roster.agreement),
-                clock=time.time(),
+                clock=self._said_at,
                 started=self.started,
                 mask_key=self.mask_key,
             ),
