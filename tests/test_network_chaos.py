@@ -32,6 +32,8 @@ from pevdn.experiment.config import fingerprint
 from pevdn.privacy.ledger import Ledger
 from pevdn.runtime.network import keys, party, process, stage, transport
 from pevdn.runtime.network import roster as rosters
+from pevdn.runtime.network import wire_pb2 as wire
+from pevdn.runtime.network.council import Council
 from pevdn.runtime.network.draws import Rehearsal
 from pevdn.runtime.network.journal import Journal
 from pevdn.runtime.network.mind import Mind
@@ -48,6 +50,7 @@ ALGORITHMS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE}
 SNAPSHOTS = 17  # rounds from one to the next
 DEADLINE = 60.0  # seconds after which somebody hangs
 AGENTS = 3
+PATIENCE = 25.0  # seconds
 
 
 def in_a_toy_world(patch: pytest.MonkeyPatch) -> None:
@@ -200,7 +203,7 @@ def make_team(out: Path, algorithm: str, mode: str, steps: int, seed: int, **how
     wanted = config.make(algorithm, "toy:coordination", steps, 1, seed, settings)
     *ports, last = quiet_ports(AGENTS + 1)
     parties = [(f"agent-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports)]
-    return keys.create(out, wanted, parties, f"127.0.0.1:{last}", mode, 120.0, True, **how)
+    return keys.create(out, wanted, parties, f"127.0.0.1:{last}", mode, PATIENCE, True, **how)
 
 
 def quiet_ports(count: int) -> list[int]:
@@ -407,3 +410,60 @@ def test_a_team_in_trouble_ends_where_an_undisturbed_one_does(
         ledger = undisturbed["agent-0"].ledger
         assert ledger is not None
         assert_nothing_is_under_counted(roster, tmp_path / "seen", ledger.exposure[0])
+
+
+# ---- troubles that a random draw seldom hits ----------------------------------------------------
+
+
+def test_a_hello_that_was_overtaken_replaces_no_later_one(
+    one_process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    roster = make_team(tmp_path, "pe-vdn-b", "shares", 40, SEED)
+    alice, bob = (build(roster, name).council for name in ("agent-0", "agent-1"))
+    early = bob._hello()
+    bob.receive(alice._hello())
+    late = bob._hello()
+    alice.receive(late)
+    alice.receive(early)
+    assert list(alice.heard["agent-1"].names) == ["agent-0", "agent-1"]
+
+
+def test_who_was_killed_between_two_farewells_says_them_again(
+    one_process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED)
+    real, killed = Council.say_farewell, []
+
+    async def say_farewell(one: Council, reason: str, seconds: float) -> None:
+        if one.me == "agent-0" and not killed:
+            killed.append(one.me)
+            envelope = one._envelope(0, farewell=wire.Farewell(reason=reason))
+            await one.transport.send("agent-1", envelope, until=time.monotonic() + 5)
+            raise Killed
+        await real(one, reason, seconds)
+
+    one_process.setattr(Council, "say_farewell", say_farewell)
+    parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
+    assert kills == 1
+    assert {one.course.round for one in parties.values()} == {parties["agent-0"].course.round}
+
+
+def test_who_was_killed_after_the_last_round_comes_back_for_who_missed_its_end(
+    one_process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED)
+    real, killed = Party._complete, set()
+
+    async def complete(one: Party, record: Any, thought: Any = None) -> None:
+        last = record.kind == "evaluate" and one.course.env_steps >= 12
+        if last and one.me not in killed:
+            killed.add(one.me)
+            if one.me != "agent-0":  # for them, the round is over
+                one.journal.append(record)
+            raise Killed
+        await real(one, record, thought)
+
+    one_process.setattr(Party, "_complete", complete)
+    parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
+    assert kills == AGENTS
+    assert len({one.course.round for one in parties.values()}) == 1

@@ -33,6 +33,7 @@ OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
 NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
 DONE = "done"  # the farewell of a member that has finished
+LINGER = 10.0  # seconds after which such a one that takes no hello is thought to be gone
 
 
 class ViewChanged(Exception):
@@ -166,7 +167,7 @@ class Council:
 
     async def agree(self) -> dict[str, int]:
         """A view that everybody is in, and the round that each member had completed then."""
-        self.view, deadline = b"", self._deadline()
+        self.view, deadline, began = b"", self._deadline(), time.monotonic()
         self._box.clear()
         told: dict[str, bytes] = {}
         sending: dict[str, asyncio.Task[Any]] = {}
@@ -190,6 +191,9 @@ class Council:
                         task.result()
                     break
                 self._check_left(self.others)
+                gone = [n for n in self.others if self._is_gone(n, sending[n])]
+                if gone and time.monotonic() > began + LINGER and not self._is_needed(gone):
+                    raise self._missing(gone)
                 await self._more_news(deadline, extra=sending.values())
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
@@ -212,6 +216,15 @@ class Council:
             return False
         pairs = zip(hello.names, hello.incarnations, strict=False)
         return b"".join(n.encode() + b"\0" + i for n, i in pairs) == mine
+
+    def _is_gone(self, name: str, hello: asyncio.Task[Any]) -> bool:
+        """Whether it had finished, and does not answer any more."""
+        return self.left.get(name) == DONE and not hello.done()
+
+    def _is_needed(self, gone: list[str]) -> bool:
+        """Whether somebody has missed the end of a round that this member knows of."""
+        there = [hello for name, hello in self.heard.items() if name not in (*gone, WORLD)]
+        return any(hello.completed < self.completed() for hello in there)
 
     def _hello(self) -> wire.Envelope:
         known = {self.me: self.incarnation}
@@ -316,8 +329,8 @@ class Council:
         for name in [name for name in self._box if name[0] < before]:
             del self._box[name]
 
-    async def part(self, names: Iterable[str]) -> None:
-        """Say that this member is done, and wait until the others are.
+    async def part(self, names: Iterable[str]) -> bool:
+        """Say that this member is done, and wait until the others are; whether they all were.
 
         Who missed the end of the last round may come back and ask what came out of it.
         """
@@ -330,6 +343,7 @@ class Council:
                 break
             await self._pause(deadline)
         self.waiting_for = []
+        return not missing
 
     async def say_farewell(self, reason: str, seconds: float) -> None:
         """Tell all that can be reached that this member stops, and why."""

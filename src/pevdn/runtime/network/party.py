@@ -38,7 +38,7 @@ from pevdn.runtime.network import course as courses
 from pevdn.runtime.network import sums
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.runtime.network.council import Council, Stopped, ViewChanged
+from pevdn.runtime.network.council import DONE, Council, Stopped, ViewChanged
 from pevdn.runtime.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.journal import Journal, Record
@@ -102,7 +102,8 @@ class Party:
 
     async def run(self) -> None:
         """Train until the course is at its end; a member that starts anew is waited for."""
-        if self._next() == END:
+        parted = self.folder / "parted"
+        if self._next() == END and parted.exists():
             self.status.state = "finished"
             self.status.write()
             return
@@ -119,10 +120,18 @@ class Party:
                     await self._rounds()
                     self._save()
                     self.status.state = "finished"
-                    await self.council.part(self.council.others)
+                    if await self.council.part(self.council.others):
+                        parted.touch()  # nobody can ask for anything any more
                     break
                 except ViewChanged:
                     self.status.event("a member started anew", round=self.course.round)
+                except Stopped as problem:
+                    if self._next() != END:
+                        raise
+                    self.status.state = "finished"
+                    self.status.event("left", reason=str(problem))
+                    await self.council.say_farewell(DONE, 5.0)
+                    break
         except Exception as problem:
             self._save()
             self.status.state = "stopped"

@@ -65,6 +65,10 @@ class WorldHost:
                     break
                 except ViewChanged:
                     self.status.event("a member started anew")
+                except Stopped:
+                    if DONE not in self.council.left.values():
+                        raise
+                    break  # no more episodes will be played
             self.status.state = "finished"
             await self.council.say_farewell(DONE, 5.0)
         except Exception as problem:
