@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from pevdn.privacy.ledger import Ledger
 from pevdn.runtime.network import keys, party, process, stage, transport
 from pevdn.runtime.network import roster as rosters
 from pevdn.runtime.network import wire_pb2 as wire
-from pevdn.runtime.network.council import Council
+from pevdn.runtime.network.council import Council, Stopped
 from pevdn.runtime.network.draws import Rehearsal
 from pevdn.runtime.network.journal import Journal
 from pevdn.runtime.network.mind import Mind
@@ -467,3 +468,30 @@ def test_who_was_killed_after_the_last_round_comes_back_for_who_missed_its_end(
     parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
     assert kills == AGENTS
     assert len({one.course.round for one in parties.values()}) == 1
+
+
+def test_nobody_waits_for_ever_for_one_who_does_not_come_back(
+    one_process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not the world either, which waits for episodes to be asked for while parties learn."""
+    roster = replace(make_team(tmp_path, "pe-vdn-b", "shares", 40, SEED), patience=6.0)
+    real = Party._update
+
+    async def update(one: Party) -> Any:
+        if one.me == "agent-0":
+            raise Killed
+        return await real(one)
+
+    one_process.setattr(Party, "_update", update)
+
+    async def all_of_it() -> dict[str, BaseException | None]:
+        tasks = {name: asyncio.create_task(build(roster, name).run()) for name in roster.names}
+        done, hanging = await asyncio.wait(tasks.values(), timeout=DEADLINE)
+        assert not hanging, [name for name, task in tasks.items() if task in hanging]
+        return {name: task.exception() for name, task in tasks.items()}
+
+    ends = asyncio.run(all_of_it())
+    assert isinstance(ends.pop("agent-0"), Killed)
+    for problem in ends.values():
+        assert isinstance(problem, Stopped)
+        assert "agent-0 did not answer for 6 seconds" in str(problem)

@@ -136,7 +136,7 @@ class Party:
             self._save()
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
-            if isinstance(problem, PevdnError) and not isinstance(problem, Stopped):
+            if isinstance(problem, PevdnError):
                 await self.council.say_farewell(str(problem), 5.0)
             raise
         finally:

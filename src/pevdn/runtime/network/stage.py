@@ -74,7 +74,7 @@ class WorldHost:
         except Exception as problem:
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem))
-            if isinstance(problem, PevdnError) and not isinstance(problem, Stopped):
+            if isinstance(problem, PevdnError):
                 await self.council.say_farewell(str(problem), 5.0)
             raise
         finally:
