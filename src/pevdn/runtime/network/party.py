@@ -38,7 +38,7 @@ from pevdn.runtime.network import course as courses
 from pevdn.runtime.network import sums
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.runtime.network.council import Council, Left, Stopped, ViewChanged
+from pevdn.runtime.network.council import DONE, Council, Left, Stopped, ViewChanged
 from pevdn.runtime.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.journal import Journal, Record
@@ -136,6 +136,7 @@ class Party:
             self._save()
             if isinstance(problem, Stopped) and self._ended:
                 self.status.state = "finished"  # the others are gone, and nothing is left to do
+                await self.council.say_farewell(DONE, 5.0)
                 return
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
@@ -292,7 +293,7 @@ class Party:
                     f"{name} revealed another part of the seed in round {round} than it had "
                     "committed to; it lies."
                 )
-        return Record(round, PLAY, nonces=nonces), None
+        return Record(round, PLAY, np.frombuffer(facts, "<u4").astype(np.uint32), nonces), None
 
     def _nonce(self, round: int) -> bytes:
         """The same for a round, however often it is tried."""
@@ -494,8 +495,12 @@ class Party:
 
     def _take_in(self, record: Record) -> None:
         played = self._put_in(self.course.blocks)
-        seed = joint_seed(record.nonces, self.roster.run, record.round)
-        self.course = courses.with_block(self.course, self.config, played, seed)
+        self.course = courses.with_block(self.course, self.config, played, self._seed(record))
+
+    def _seed(self, record: Record) -> bytes:
+        """Of everybody's part, and of what was played: a block that is played anew has another."""
+        joint = joint_seed(record.nonces, self.roster.run, record.round)
+        return hashlib.sha256(joint + sums.to_bytes(record.words)).digest()
 
     def _put_in(self, block: int) -> int:
         """A block of own episodes, from the disk into the buffer; returns the steps in it."""
