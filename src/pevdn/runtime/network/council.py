@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import pevdn
 from pevdn.errors import PevdnError
@@ -29,10 +29,13 @@ from pevdn.runtime.network.transport import Transport, Unreachable
 
 PROTOCOL = 1
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks have to agree
+GREETING = 10.0  # seconds after which a hello that nobody took is out of date
+ASKING = 2.0  # seconds in which one that runs at all answers
 OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
 NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
 DONE = "done"  # the farewell of a member that has finished
+LINGER = 10.0  # seconds after which such a one that takes no hello is thought to be gone
 
 
 class ViewChanged(Exception):
@@ -41,6 +44,10 @@ class ViewChanged(Exception):
 
 class Stopped(PevdnError):
     """A member is missing for too long, or has left; everything is saved."""
+
+
+class Left(Stopped):
+    """A member has left, and has told everybody why."""
 
 
 class Council:
@@ -59,13 +66,15 @@ class Council:
         self.others = [name for name in roster.names if name != me]
         self.transport = Transport(roster, me, key, self.receive, listen=listen)
         self.incarnation, self.started = os.urandom(16), time.time()
+        self._said_at = 0.0  # the clock of the last hello
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
         self.left: dict[str, str] = {}  # who said farewell, and why
+        self.unlike: dict[str, str] = {}  # with whom one cannot train, and why
         self.waiting_for: list[str] = []
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
-        self._news = asyncio.Event()
+        self._listening: set[asyncio.Future[None]] = set()
         self._changed = self._interrupted = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -86,7 +95,7 @@ class Council:
             return self._hear(envelope.sender, envelope.hello)
         if kind == "farewell":
             self.left[envelope.sender] = envelope.farewell.reason
-            self._news.set()
+            self._wake()
             return _receipt(wire.ACCEPTED)
         if not self.view or envelope.view != self.view:
             return _receipt(wire.LATER, "another view")
@@ -108,23 +117,27 @@ class Council:
         if self.me != WORLD and envelope.round > done + 2:
             return _refused("a round that is far ahead")
         self._box[name] = body
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _hear(self, sender: str, hello: wire.Hello) -> wire.Receipt:
         """Somebody has started, or tells whom it knows."""
         if problem := self._difference(sender, hello):
-            self.left[sender] = problem
-            self._news.set()
+            self.unlike[sender] = problem
+            self._wake()
             return _refused(problem)
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
             return _refused("a process that is no more")
+        same = known is not None and known.incarnation == hello.incarnation
+        if known is not None and same and hello.clock < known.clock:
+            return _receipt(wire.DUPLICATE)  # overtaken by one that says more
         self.heard[sender] = hello
-        if known is None or known.incarnation != hello.incarnation:
+        self.unlike.pop(sender, None)
+        if not same:
             self.left.pop(sender, None)
             self._changed = True
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _difference(self, sender: str, hello: wire.Hello) -> str | None:
@@ -162,7 +175,7 @@ class Council:
 
     async def agree(self) -> dict[str, int]:
         """A view that everybody is in, and the round that each member had completed then."""
-        self.view, deadline = b"", self._deadline()
+        self.view, deadline, began = b"", self._deadline(), time.monotonic()
         self._box.clear()
         told: dict[str, bytes] = {}
         sending: dict[str, asyncio.Task[Any]] = {}
@@ -175,21 +188,21 @@ class Council:
                     if told.get(name) != mine:
                         if name in sending:
                             sending[name].cancel()
-                        hello = self._hello()
-                        sending[name] = asyncio.create_task(
-                            self.transport.send(name, hello, until=deadline)
-                        )
+                        sending[name] = asyncio.create_task(self._greet(name, deadline))
                         told[name] = mine
                 unheard = [n for n in self.others if n not in self.heard]
                 self.waiting_for = unheard or [
                     n for n in self.others if not self._agrees(n, mine)
                 ]  # who was heard cannot agree before all were: it is not to blame
+                self._check_left()
+                for name, task in sending.items():
+                    if task.done() and task.result().status == wire.REFUSED:
+                        raise Stopped(f"{name} refuses {self.me}: {task.result().reason}")
                 if not self.waiting_for and all(task.done() for task in sending.values()):
-                    for task in sending.values():
-                        task.result()
                     break
-                self._check_left(self.others)
-                _check_taken(sending)
+                gone = [n for n in self.others if self._is_gone(n, sending[n])]
+                if gone and time.monotonic() > began + LINGER and not self._is_needed(gone):
+                    raise self._missing(gone)
                 await self._more_news(deadline, extra=sending.values())
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
@@ -199,6 +212,16 @@ class Council:
         self.view = hashlib.sha256(b"view" + mine).digest()[:16]
         self.waiting_for = []
         return {self.me: self.completed(), **{n: self.heard[n].completed for n in self.others}}
+
+    async def _greet(self, name: str, deadline: float) -> wire.Receipt:
+        """Say hello until it is heard: anew every few seconds, since a hello tells the time."""
+        while True:
+            until = min(deadline, time.monotonic() + GREETING)
+            try:
+                return await self.transport.send(name, self._hello(), until=until)
+            except Unreachable:
+                if time.monotonic() >= deadline:
+                    raise
 
     def _incarnations(self) -> bytes:
         """Of all that were heard of, in one string."""
@@ -213,10 +236,20 @@ class Council:
         pairs = zip(hello.names, hello.incarnations, strict=False)
         return b"".join(n.encode() + b"\0" + i for n, i in pairs) == mine
 
+    def _is_gone(self, name: str, hello: asyncio.Task[Any]) -> bool:
+        """Whether it had finished, and does not answer any more."""
+        return self.left.get(name) == DONE and not hello.done()
+
+    def _is_needed(self, gone: list[str]) -> bool:
+        """Whether somebody has missed the end of a round that this member knows of."""
+        there = [hello for name, hello in self.heard.items() if name not in (*gone, WORLD)]
+        return any(hello.completed < self.completed() for hello in there)
+
     def _hello(self) -> wire.Envelope:
         known = {self.me: self.incarnation}
         known |= {name: hello.incarnation for name, hello in self.heard.items()}
         names = sorted(known)
+        self._said_at = max(time.time(), self._said_at + 1e-3)  # rises, also if the clock is set
         return wire.Envelope(
             run=self.roster.run,
             sender=self.me,
@@ -228,7 +261,7 @@ class Council:
                 version=pevdn.__version__,
                 protocol=PROTOCOL,
                 agreement=canonical(self.roster.agreement),
-                clock=time.time(),
+                clock=self._said_at,
                 started=self.started,
                 mask_key=self.mask_key,
             ),
@@ -254,7 +287,7 @@ class Council:
         try:
             while not all(task.done() for task in sending.values()):
                 self._check_changed()
-                self._check_left(self.others)
+                self._check_left()
                 self.waiting_for = [name for name, task in sending.items() if not task.done()]
                 await self._more_news(deadline, extra=sending.values())
             for name, task in sending.items():
@@ -283,23 +316,29 @@ class Council:
                 self.waiting_for = [n for n, slot in wanted.items() if slot not in self._box]
                 if not self.waiting_for:
                     return {name: self._box[slot] for name, slot in wanted.items()}
-                self._check_left(self.others)
+                self._check_left()
                 await self._more_news(deadline)
         finally:
             self.waiting_for = []
 
     async def hear_any(self, names: Iterable[str], kind: str) -> tuple[int, Any] | None:
-        """The first round that one of them says something of a kind in; None once all are done."""
+        """The first round that one of them says something of a kind in; None once all are done.
+
+        They are silent while they wait for one of them, and say so when they give up.
+        """
         names = list(names)
+        deadline = time.monotonic() + 2 * self.roster.patience
         while True:
             self._check_changed()
-            self._check_left(names)
+            self._check_left()
             slots = [slot for slot in self._box if slot[1] == kind and slot[0] > self.completed()]
             if slots:
                 return min(slots)[0], self._box[min(slots)]
             if all(self.left.get(name) == DONE for name in names):
                 return None
-            await self._pause(time.monotonic() + 1.0)
+            if time.monotonic() > deadline:
+                raise self._missing([name for name in names if self.left.get(name) != DONE])
+            await self._pause(deadline)
 
     async def swap(
         self, names: Iterable[str], round: int, kind: str, **body: Any
@@ -315,8 +354,8 @@ class Council:
         for name in [name for name in self._box if name[0] < before]:
             del self._box[name]
 
-    async def part(self, names: Iterable[str]) -> None:
-        """Say that this member is done, and wait until the others are.
+    async def part(self, names: Iterable[str]) -> bool:
+        """Say that this member is done, and wait until the others are; whether they all were.
 
         Who missed the end of the last round may come back and ask what came out of it.
         """
@@ -329,6 +368,7 @@ class Council:
                 break
             await self._pause(deadline)
         self.waiting_for = []
+        return not missing
 
     async def say_farewell(self, reason: str, seconds: float) -> None:
         """Tell all that can be reached that this member stops, and why."""
@@ -354,7 +394,7 @@ class Council:
     def interrupt(self) -> None:
         """Stop at the next moment where nothing is half done."""
         self._interrupted = True
-        self._news.set()
+        self._wake()
 
     def _check_changed(self) -> None:
         if self._interrupted:
@@ -364,28 +404,50 @@ class Council:
         if self._changed:
             raise ViewChanged
 
-    def _check_left(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self.left.get(name, DONE) != DONE:
-                raise Stopped(f"{name} has stopped: {self.left[name]}")
+    def _check_left(self) -> None:
+        """Without one of them nobody goes on."""
+        for problem in self.unlike.values():
+            raise Stopped(problem)
+        for name, reason in self.left.items():
+            if reason != DONE:
+                raise Left(f"{name} has stopped: {reason}")
 
     async def _more_news(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         if time.monotonic() > deadline:
-            raise self._missing(self.waiting_for)
+            await self._give_up(list(self.waiting_for))
         await self._pause(deadline, extra)
+
+    async def _give_up(self, names: list[str]) -> NoReturn:
+        """Name who is missing: of those waited for, some may only wait for another themselves."""
+        until = time.monotonic() + ASKING
+        asked = [self.transport.send(name, self._hello(), until=until) for name in names]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        gone = [n for n, a in zip(names, answers, strict=True) if isinstance(a, BaseException)]
+        while True:
+            self._check_changed()
+            self._check_left()
+            if gone or time.monotonic() > until + 2 * ASKING:
+                raise self._missing(gone or names)
+            await self._pause(until + 2 * ASKING)  # they will say whom they miss
 
     async def _pause(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         """Until something was heard or a task has ended, or a while has passed."""
-        self._news.clear()
         waiting = [task for task in extra if not task.done()]
-        news = asyncio.create_task(self._news.wait())
+        news = asyncio.get_running_loop().create_future()
+        self._listening.add(news)
         seconds = min(1.0, max(0.0, deadline - time.monotonic()) + 0.01)
         try:
             await asyncio.wait(
                 [news, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            news.cancel()
+            self._listening.discard(news)
+
+    def _wake(self) -> None:
+        """Whoever pauses looks again."""
+        for news in self._listening:
+            if not news.done():
+                news.set_result(None)
 
     def _missing(self, names: Iterable[str]) -> Stopped:
         told = " and ".join(names) or "nobody"
@@ -408,15 +470,6 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _check_taken(sending: dict[str, asyncio.Task[Any]]) -> None:
-    """A Hello that was refused will be refused again."""
-    for name, task in sending.items():
-        if task.done() and not task.cancelled() and task.exception() is None:
-            receipt = task.result()
-            if receipt.status == wire.REFUSED:
-                raise Stopped(f"{name} refuses to train: {receipt.reason}")
 
 
 def _refused(reason: str) -> wire.Receipt:

@@ -150,7 +150,7 @@ class Journal:
         return rows
 
     def drop_before(self, block: int) -> None:
-        """Episodes that no snapshot from now on needs."""
+        """Episodes that the buffer did not hold any more when the snapshot was made."""
         for path in self.folder.glob("episodes-*.bin"):
             if int(path.stem.partition("-")[2]) < block:
                 path.unlink()

@@ -30,7 +30,7 @@ from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
 from pevdn.experiment.config import fingerprint
-from pevdn.experiment.directory import to_json, whole_lines
+from pevdn.experiment.directory import to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
@@ -38,7 +38,7 @@ from pevdn.runtime.network import course as courses
 from pevdn.runtime.network import sums
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.runtime.network.council import Council, Stopped, ViewChanged
+from pevdn.runtime.network.council import DONE, Council, Left, Stopped, ViewChanged
 from pevdn.runtime.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.journal import Journal, Record
@@ -98,6 +98,7 @@ class Party:
         self.journal = Journal(folder)
         self.course = Course(threshold=self.config.settings.anchor_threshold)
         self.last: Record | None = None
+        self.parted = False  # all others are at the end as well, and need nothing any more
         self.ledger: Ledger | None = None
         self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
         self.replay = HostReplay(self.config.settings.buffer_size)
@@ -108,7 +109,7 @@ class Party:
 
     async def run(self) -> None:
         """Train until the course is at its end; a member that starts anew is waited for."""
-        if self._next() == END:
+        if self.parted:
             self.status.state = "finished"
             self.status.write()
             return
@@ -126,20 +127,30 @@ class Party:
                     self._save()
                     self.status.state = "finished"
                     await self.council.part(self.council.others)
+                    self.parted = True
+                    self._save()
                     break
                 except ViewChanged:
                     self.status.event("a member started anew", round=self.course.round)
         except Exception as problem:
             self._save()
+            if isinstance(problem, Stopped) and self._ended:
+                self.status.state = "finished"  # the others are gone, and nothing is left to do
+                await self.council.say_farewell(DONE, 5.0)
+                return
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
-            if isinstance(problem, PevdnError) and not isinstance(problem, Stopped):
+            if isinstance(problem, PevdnError) and not isinstance(problem, Left):
                 await self.council.say_farewell(str(problem), 5.0)
             raise
         finally:
             beat.cancel()
             self.status.write()
             await self.council.stop()
+
+    @property
+    def _ended(self) -> bool:
+        return courses.next_kind(self.course, self.config) == END
 
     async def _rounds(self) -> None:
         attempts: dict[str, Callable[[], Any]] = {
@@ -185,8 +196,27 @@ class Party:
         body = heard[who[0]]
         nonces = dict(zip(body.names, body.nonces, strict=True))
         words = np.frombuffer(body.words, "<u4").astype(np.uint32)
+        record = Record(there, body.kind, words, nonces)
+        thought = await self._compute(self._think) if body.kind == UPDATE else None
+        if not self._likely(record, thought):
+            raise PevdnError(
+                f"{' and '.join(who)} told {self.me} of an end of round {there} that it cannot "
+                "have had; one of them lies, or has lost its files."
+            )
         self.status.event("caught up", round=there)
-        await self._complete(Record(there, body.kind, words, nonces))
+        await self._complete(record, thought)
+
+    def _likely(self, record: Record, thought: Thought | None) -> bool:
+        """Whether a round that this party has missed the end of can have ended so."""
+        if record.kind != self._next():
+            return False
+        if record.kind == PLAY:
+            own = record.nonces.get(self.me)
+            return set(record.nonces) == set(self.names) and own == self._nonce(record.round)
+        if thought is None:
+            return len(record.words) == 3
+        alone = self.config.exchange == "alone"
+        return len(record.words) == (0 if alone else len(thought.words))
 
     def _recalled(self, round: int) -> wire.Recalled | None:
         if self.last is None or self.last.round != round:
@@ -263,7 +293,7 @@ class Party:
                     f"{name} revealed another part of the seed in round {round} than it had "
                     "committed to; it lies."
                 )
-        return Record(round, PLAY, nonces=nonces), None
+        return Record(round, PLAY, np.frombuffer(facts, "<u4").astype(np.uint32), nonces), None
 
     def _nonce(self, round: int) -> bytes:
         """The same for a round, however often it is tried."""
@@ -364,10 +394,9 @@ class Party:
 
     async def _sum(self, round: int, words: np.ndarray) -> np.ndarray:
         """Σ over all parties of their words, as the algorithm forms it; the same for everybody."""
-        if self.config.exchange == "alone":  # nothing is said, but nobody runs ahead
-            nothing = np.zeros(0, np.uint32)
-            await self._compare(round, nothing)
-            return nothing
+        if self.config.exchange == "alone":  # nothing is said but that the round is over
+            await self._compare(round, words[:0])
+            return words[:0]
         p = self.config.settings.modulus
         if self.config.exchange == "broadcast":
             total = await self._add_up(round, "plain", wire.Plain, words)
@@ -466,8 +495,12 @@ class Party:
 
     def _take_in(self, record: Record) -> None:
         played = self._put_in(self.course.blocks)
-        seed = joint_seed(record.nonces, self.roster.run, record.round)
-        self.course = courses.with_block(self.course, self.config, played, seed)
+        self.course = courses.with_block(self.course, self.config, played, self._seed(record))
+
+    def _seed(self, record: Record) -> bytes:
+        """Of everybody's part, and of what was played: a block that is played anew has another."""
+        joint = joint_seed(record.nonces, self.roster.run, record.round)
+        return hashlib.sha256(joint + sums.to_bytes(record.words)).digest()
 
     def _put_in(self, block: int) -> int:
         """A block of own episodes, from the disk into the buffer; returns the steps in it."""
@@ -532,14 +565,16 @@ class Party:
             "return": total,
             "episode_length": length,
         }
+        if self.config.settings.anchor:
+            line |= {"win_rate_anchor": None, "return_anchor": None}
         for model, (rate, paid, _) in scores.items():
             line |= {f"win_rate_{model}": rate, f"return_{model}": paid}
         if self.ledger is not None:
             line |= self.ledger.spent()[0]._asdict()
         self.status.facts |= line
-        if not path.exists() or len(whole_lines(path)) <= course.evaluations:
-            with path.open("a") as file:
-                file.write(to_json(line) + "\n")
+        before = whole_lines(path)
+        if len(before) <= course.evaluations:
+            write_whole(path, "".join(before) + to_json(line) + "\n")
 
     def _tell(self) -> None:
         course = self.course
@@ -566,6 +601,7 @@ class Party:
         self.learner = jax.tree.unflatten(form, [arrays[str(i)] for i in range(len(leaves))])
         self.course = Course.of(facts["course"])
         self.last = Record.of_line(facts["last"]) if facts["last"] else None
+        self.parted = facts["parted"]
         self._refill()
         if self.config.private:
             self.ledger = Ledger.read(self.folder, fingerprint(self.config))
@@ -596,6 +632,7 @@ class Party:
             "course": asdict(self.course),
             "last": self.last.to_line() if self.last is not None else None,
             "ledger": self.ledger.head if self.ledger is not None else None,
+            "parted": self.parted,
         }
         self.journal.save(self.course.round, arrays, facts)
         self.journal.drop_before(self._oldest())
