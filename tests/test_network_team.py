@@ -504,6 +504,12 @@ def pays_alice_more(to: str, envelope: wire.Envelope) -> None:
         envelope.sight.rewards = rewards.tobytes()
 
 
+def pays_alice_more_when_it_counts(to: str, envelope: wire.Envelope) -> None:
+    if envelope.HasField("sight") and to == "alice" and envelope.round == 1:  # an evaluation
+        rewards = np.frombuffer(envelope.sight.rewards, "<f4") + np.float32(1)
+        envelope.sight.rewards = rewards.tobytes()
+
+
 def shares_too_little(to: str, envelope: wire.Envelope) -> None:
     if envelope.HasField("share"):
         envelope.share.words = envelope.share.words[:-4]
@@ -524,6 +530,7 @@ LIES = [
     ("bob", tells_carol_another_sum, "shares", "have different sums in round"),
     ("bob", masks_carols_otherwise, "pairwise-masks", "have different sums in round"),
     ("world", pays_alice_more, "shares", "were told different rewards, lengths or ends"),
+    ("world", pays_alice_more_when_it_counts, "shares", "have different scores in round 1"),
     ("bob", shares_too_little, "shares", "bob sent "),
     ("world", shows_too_little, "shares", "the world sent step 0 of round 1 in another shape"),
     ("bob", chooses_what_is_not_there, "shares", "bob chose actions that do not exist"),
