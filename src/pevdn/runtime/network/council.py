@@ -35,6 +35,7 @@ OF_THE_WORLD = {"sight"}
 TO_THE_WORLD = {"ready", "choice"}
 NOWHERE = bytes(16)  # the view of a farewell before any was agreed on
 DONE = "done"  # the farewell of a member that has finished
+LINGER = 10.0  # seconds after which such a one that takes no hello is thought to be gone
 
 
 class ViewChanged(Exception):
@@ -65,6 +66,7 @@ class Council:
         self.others = [name for name in roster.names if name != me]
         self.transport = Transport(roster, me, key, self.receive, listen=listen)
         self.incarnation, self.started = os.urandom(16), time.time()
+        self._said_at = 0.0  # the clock of the last hello
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
         self.left: dict[str, str] = {}  # who said farewell, and why
@@ -72,7 +74,7 @@ class Council:
         self.waiting_for: list[str] = []
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
-        self._news = asyncio.Event()
+        self._listening: set[asyncio.Future[None]] = set()
         self._changed = self._interrupted = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -93,7 +95,7 @@ class Council:
             return self._hear(envelope.sender, envelope.hello)
         if kind == "farewell":
             self.left[envelope.sender] = envelope.farewell.reason
-            self._news.set()
+            self._wake()
             return _receipt(wire.ACCEPTED)
         if not self.view or envelope.view != self.view:
             return _receipt(wire.LATER, "another view")
@@ -115,24 +117,27 @@ class Council:
         if self.me != WORLD and envelope.round > done + 2:
             return _refused("a round that is far ahead")
         self._box[name] = body
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _hear(self, sender: str, hello: wire.Hello) -> wire.Receipt:
         """Somebody has started, or tells whom it knows."""
         if problem := self._difference(sender, hello):
             self.unlike[sender] = problem
-            self._news.set()
+            self._wake()
             return _refused(problem)
         known = self.heard.get(sender)
         if known is not None and hello.started < known.started:
             return _refused("a process that is no more")
+        same = known is not None and known.incarnation == hello.incarnation
+        if known is not None and same and hello.clock < known.clock:
+            return _receipt(wire.DUPLICATE)  # overtaken by one that says more
         self.heard[sender] = hello
         self.unlike.pop(sender, None)
-        if known is None or known.incarnation != hello.incarnation:
+        if not same:
             self.left.pop(sender, None)
             self._changed = True
-        self._news.set()
+        self._wake()
         return _receipt(wire.ACCEPTED)
 
     def _difference(self, sender: str, hello: wire.Hello) -> str | None:
@@ -170,7 +175,7 @@ class Council:
 
     async def agree(self) -> dict[str, int]:
         """A view that everybody is in, and the round that each member had completed then."""
-        self.view, deadline = b"", self._deadline()
+        self.view, deadline, began = b"", self._deadline(), time.monotonic()
         self._box.clear()
         told: dict[str, bytes] = {}
         sending: dict[str, asyncio.Task[Any]] = {}
@@ -185,13 +190,19 @@ class Council:
                             sending[name].cancel()
                         sending[name] = asyncio.create_task(self._greet(name, deadline))
                         told[name] = mine
-                self.waiting_for = [n for n in self.others if not self._agrees(n, mine)]
+                unheard = [n for n in self.others if n not in self.heard]
+                self.waiting_for = unheard or [
+                    n for n in self.others if not self._agrees(n, mine)
+                ]  # who was heard cannot agree before all were: it is not to blame
                 self._check_left()
                 for name, task in sending.items():
                     if task.done() and task.result().status == wire.REFUSED:
                         raise Stopped(f"{name} refuses {self.me}: {task.result().reason}")
                 if not self.waiting_for and all(task.done() for task in sending.values()):
                     break
+                gone = [n for n in self.others if self._is_gone(n, sending[n])]
+                if gone and time.monotonic() > began + LINGER and not self._is_needed(gone):
+                    raise self._missing(gone)
                 await self._more_news(deadline, extra=sending.values())
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
@@ -225,10 +236,20 @@ class Council:
         pairs = zip(hello.names, hello.incarnations, strict=False)
         return b"".join(n.encode() + b"\0" + i for n, i in pairs) == mine
 
+    def _is_gone(self, name: str, hello: asyncio.Task[Any]) -> bool:
+        """Whether it had finished, and does not answer any more."""
+        return self.left.get(name) == DONE and not hello.done()
+
+    def _is_needed(self, gone: list[str]) -> bool:
+        """Whether somebody has missed the end of a round that this member knows of."""
+        there = [hello for name, hello in self.heard.items() if name not in (*gone, WORLD)]
+        return any(hello.completed < self.completed() for hello in there)
+
     def _hello(self) -> wire.Envelope:
         known = {self.me: self.incarnation}
         known |= {name: hello.incarnation for name, hello in self.heard.items()}
         names = sorted(known)
+        self._said_at = max(time.time(), self._said_at + 1e-3)  # rises, also if the clock is set
         return wire.Envelope(
             run=self.roster.run,
             sender=self.me,
@@ -240,7 +261,7 @@ class Council:
                 version=pevdn.__version__,
                 protocol=PROTOCOL,
                 agreement=canonical(self.roster.agreement),
-                clock=time.time(),
+                clock=self._said_at,
                 started=self.started,
                 mask_key=self.mask_key,
             ),
@@ -333,8 +354,8 @@ class Council:
         for name in [name for name in self._box if name[0] < before]:
             del self._box[name]
 
-    async def part(self, names: Iterable[str]) -> None:
-        """Say that this member is done, and wait until the others are.
+    async def part(self, names: Iterable[str]) -> bool:
+        """Say that this member is done, and wait until the others are; whether they all were.
 
         Who missed the end of the last round may come back and ask what came out of it.
         """
@@ -347,6 +368,7 @@ class Council:
                 break
             await self._pause(deadline)
         self.waiting_for = []
+        return not missing
 
     async def say_farewell(self, reason: str, seconds: float) -> None:
         """Tell all that can be reached that this member stops, and why."""
@@ -372,7 +394,7 @@ class Council:
     def interrupt(self) -> None:
         """Stop at the next moment where nothing is half done."""
         self._interrupted = True
-        self._news.set()
+        self._wake()
 
     def _check_changed(self) -> None:
         if self._interrupted:
@@ -410,16 +432,22 @@ class Council:
 
     async def _pause(self, deadline: float, extra: Iterable[asyncio.Task[Any]] = ()) -> None:
         """Until something was heard or a task has ended, or a while has passed."""
-        self._news.clear()
         waiting = [task for task in extra if not task.done()]
-        news = asyncio.create_task(self._news.wait())
+        news = asyncio.get_running_loop().create_future()
+        self._listening.add(news)
         seconds = min(1.0, max(0.0, deadline - time.monotonic()) + 0.01)
         try:
             await asyncio.wait(
                 [news, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            news.cancel()
+            self._listening.discard(news)
+
+    def _wake(self) -> None:
+        """Whoever pauses looks again."""
+        for news in self._listening:
+            if not news.done():
+                news.set_result(None)
 
     def _missing(self, names: Iterable[str]) -> Stopped:
         told = " and ".join(names) or "nobody"

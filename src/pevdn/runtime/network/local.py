@@ -108,7 +108,7 @@ class _Process:
         if code < 0:
             self.start()  # killed: as a service manager would
         elif code > 0:
-            *_, last = [*self.words.read_text().splitlines(), "it said nothing."]
+            *_, last = ["it said nothing.", *self.words.read_text().splitlines()]
             raise PevdnError(f"{self.name} has stopped: {last.removeprefix('pevdn: ')}")
 
     def end(self) -> None:

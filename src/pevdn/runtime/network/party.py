@@ -38,7 +38,7 @@ from pevdn.runtime.network import course as courses
 from pevdn.runtime.network import sums
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.runtime.network.council import Council, Left, Stopped, ViewChanged
+from pevdn.runtime.network.council import DONE, Council, Left, Stopped, ViewChanged
 from pevdn.runtime.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.journal import Journal, Record
@@ -73,9 +73,15 @@ class Party:
         self.names = [party.name for party in roster.parties]
         self.peers = [name for name in self.names if name != me]
         if body is None:
+            if roster.world is None:
+                raise UsageError(
+                    f"{roster.path} has no [world], so {me} needs a body of its own; start it from "
+                    "Python, as in examples/own_body.py."
+                )
             world = worlds.make(self.config.env)
             spec, max_steps = world.agents[self.index], world.max_steps
         else:
+            _check_one_at_a_time(self.config)
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +136,7 @@ class Party:
             self._save()
             if isinstance(problem, Stopped) and self._ended:
                 self.status.state = "finished"  # the others are gone, and nothing is left to do
+                await self.council.say_farewell(DONE, 5.0)
                 return
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
@@ -286,7 +293,7 @@ class Party:
                     f"{name} revealed another part of the seed in round {round} than it had "
                     "committed to; it lies."
                 )
-        return Record(round, PLAY, nonces=nonces), None
+        return Record(round, PLAY, np.frombuffer(facts, "<u4").astype(np.uint32), nonces), None
 
     def _nonce(self, round: int) -> bytes:
         """The same for a round, however often it is tried."""
@@ -488,14 +495,27 @@ class Party:
         self._tell()
 
     def _take_in(self, record: Record) -> None:
-        course, block = self.course, self.course.blocks
-        rows = self._kept(block)
-        size = self.config.settings.buffer_size
-        for e in range(courses.block_size(self.config)):
-            slot = (course.episodes + e) % size
+        played = self._put_in(self.course.blocks)
+        self.course = courses.with_block(self.course, self.config, played, self._seed(record))
+
+    def _seed(self, record: Record) -> bytes:
+        """Of everybody's part, and of what was played: a block that is played anew has another."""
+        joint = joint_seed(record.nonces, self.roster.run, record.round)
+        return hashlib.sha256(joint + sums.to_bytes(record.words)).digest()
+
+    def _put_in(self, block: int) -> int:
+        """A block of own episodes, from the disk into the buffer; returns the steps in it."""
+        rows = self.journal.kept(block)
+        if rows is None:
+            raise PevdnError(
+                f"the episodes of block {block} are not in {self.folder}, and nobody else has "
+                "them; restore the directory, or start the whole team anew."
+            )
+        size, block_size = self.config.settings.buffer_size, courses.block_size(self.config)
+        for e in range(block_size):
+            slot = (block * block_size + e) % size
             self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
-        seed = joint_seed(record.nonces, self.roster.run, record.round)
-        self.course = courses.with_block(course, self.config, int(rows.length.sum()), seed)
+        return int(rows.length.sum())
 
     def _learn(self, total: np.ndarray, thought: Thought) -> None:
         """From the opened sum to new parameters; if private, in the ledger before and after."""
@@ -592,30 +612,21 @@ class Party:
             self._apply(record)
 
     def _refill(self) -> None:
-        """The replay buffer as it was: its blocks of episodes are on disk."""
-        size, block = self.config.settings.buffer_size, courses.block_size(self.config)
-        for number in range(self._oldest(), self.course.blocks):
-            rows = self._kept(number)
-            for e in range(block):
-                slot = (number * block + e) % size
-                self.replay.rows[slot], self.replay.length[slot] = rows.rows[e], rows.length[e]
+        """The replay buffer as it was when the snapshot was made."""
+        for block in range(self._oldest(), self.course.blocks):
+            self._put_in(block)
 
     def _oldest(self) -> int:
-        """The first block of episodes of which the buffer holds any."""
-        gone = max(0, self.course.episodes - self.config.settings.buffer_size)
-        return gone // courses.block_size(self.config)
-
-    def _kept(self, block: int) -> HostReplay:
-        rows = self.journal.kept(block)
-        if rows is None:
-            raise PevdnError(
-                f"the episodes of block {block} are not in {self.folder}, and nobody else has "
-                "them; restore the directory, or start the whole team anew."
-            )
-        return rows
+        """The first block of episodes that is in the buffer, in whole or in part."""
+        size, block_size = self.config.settings.buffer_size, courses.block_size(self.config)
+        return max(0, self.course.episodes - size) // block_size
 
     def _save(self) -> None:
-        """A snapshot, so that less has to be computed again."""
+        """A snapshot, so that less has to be computed again.
+
+        Episodes that left the buffer since the last one are needed until now: after a kill the
+        rounds in between are computed again.
+        """
         arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(self.learner))}
         facts = {
             "run": self.roster.run.hex(),
@@ -638,6 +649,21 @@ class Party:
         while True:
             self.status.write()
             await asyncio.sleep(1.0)
+
+
+def _check_one_at_a_time(config: configuration.Config) -> None:
+    """A body plays one episode at a time; of several, all but one would be made up."""
+    s = config.settings
+    for name, value in (
+        ("parallel_episodes", s.parallel_episodes),
+        ("update_every", s.update_every),
+        ("eval_episodes", s.eval_episodes),
+    ):
+        if value != 1:
+            raise UsageError(
+                f"{name} is {value}, but a party with a body of its own plays one episode at a "
+                "time; set it to 1."
+            )
 
 
 def _digest(params: Any) -> str:

@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class Roster:
         }
         return {**found, "seed": self.config.seed} if self.rehearsal else found
 
-    @property
+    @cached_property
     def run(self) -> bytes:
         """32 bytes that are equal only where the whole agreement is."""
         return hashlib.sha256(canonical(self.agreement).encode()).digest()

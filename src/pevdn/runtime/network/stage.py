@@ -22,7 +22,7 @@ from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Seen, to_sight
-from pevdn.runtime.network.council import DONE, Council, Left, ViewChanged
+from pevdn.runtime.network.council import DONE, Council, Left, Stopped, ViewChanged
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.randomness import Secret
 from pevdn.runtime.network.roster import WORLD, Roster
@@ -65,6 +65,10 @@ class WorldHost:
                     break
                 except ViewChanged:
                     self.status.event("a member started anew")
+                except Stopped:
+                    if DONE not in self.council.left.values():
+                        raise
+                    break  # no more episodes will be played
             self.status.state = "finished"
             await self.council.say_farewell(DONE, 5.0)
         except Exception as problem:
