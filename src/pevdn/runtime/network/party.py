@@ -438,7 +438,7 @@ class Party:
                 ) from None
         return vectors
 
-    async def _compare(self, round: int, total: np.ndarray) -> None:
+    async def _compare(self, round: int, total: np.ndarray, what: str = "sums") -> None:
         """Who tells different peers different things is noticed here, before anybody learns."""
         own = wire.SumDigest(digest=sums.digest(total))
         with self.status.spending("talking"):
@@ -446,7 +446,7 @@ class Party:
         others = sorted(name for name, body in heard.items() if body.digest != own.digest)
         if others:
             raise PevdnError(
-                f"{self.me} and {' and '.join(others)} have different sums in round {round}: "
+                f"{self.me} and {' and '.join(others)} have different {what} in round {round}: "
                 "somebody told different peers different things, and nobody has learnt from it."
             )
 
@@ -475,8 +475,9 @@ class Party:
             total += after.rewards * on
             won |= (after.flags & WON > 0) & on
             length += on
-        score = np.array([won.mean(), total.mean(), length.mean()], np.float32)
-        return Record(course.round + 1, EVALUATE, score.view(np.uint32)), None
+        score = np.array([won.mean(), total.mean(), length.mean()], np.float32).view(np.uint32)
+        await self._compare(course.round + 1, score, "scores")
+        return Record(course.round + 1, EVALUATE, score), None
 
     # ---- what follows from a round ------------------------------------------------------------
 
