@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -215,15 +216,14 @@ def _through_loopback() -> int:
 
 
 class Spent(NamedTuple):
-    """Seconds of each update, the mean of the parties, and what became of the rest."""
+    """Of one update, in seconds: the mean over updates and parties."""
 
     mode: str
     updates: int
     computing: float
     talking: float
     waiting: float  # for shares of parties that still compute
-    bytes: float  # that one party sent to the others, for each update
-    words: int
+    bytes: float  # that one party sent to the others
 
     @property
     def ratio(self) -> float:
@@ -254,10 +254,8 @@ def train(mode: str = "shares", updates: int = 100, warm: int = 30) -> Spent:
 
     with tempfile.TemporaryDirectory() as place:
         roster = local.make(Path(place) / "team", wanted, mode, PATIENCE, rehearsal=False)
-        try:
+        with contextlib.suppress(_Enough):
             local.up(roster, watch, 0.2)
-        except _Enough:
-            pass
     gone = [
         {
             **{k: last[n]["seconds"][k] - first[n]["seconds"].get(k, 0.0) for k in SECONDS},
@@ -266,9 +264,11 @@ def train(mode: str = "shares", updates: int = 100, warm: int = 30) -> Spent:
         }
         for n in last
     ]
-    each = {k: float(np.mean([one[k] / one["updates"] for one in gone])) for k in (*SECONDS, "bytes")}
+    each = {
+        k: float(np.mean([one[k] / one["updates"] for one in gone])) for k in (*SECONDS, "bytes")
+    }
     made = min(one["updates"] for one in gone)
-    return Spent(mode, made, words=WORDS, **each)
+    return Spent(mode, made, **each)
 
 
 SECONDS = ("computing", "talking", "waiting")
@@ -319,7 +319,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--only", choices=["sums", "team"], help="one of the two parts")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of sums")
-    parser.add_argument("--member", nargs=3, metavar=("TEAM", "ME", "ROUNDS"), help="used by itself")
+    parser.add_argument(
+        "--member", nargs=3, metavar=("TEAM", "ME", "ROUNDS"), help="used by itself"
+    )
     chosen = parser.parse_args()
     if chosen.member:
         team, me, rounds = chosen.member
