@@ -72,6 +72,7 @@ class Council:
         self.left: dict[str, str] = {}  # who said farewell, and why
         self.unlike: dict[str, str] = {}  # with whom one cannot train, and why
         self.waiting_for: list[str] = []
+        self.ended: Callable[[], bool] = lambda: False  # whether this member has nothing left to do
         self.on_recall: Callable[[int], wire.Recalled | None] = lambda _: None
         self._box: dict[tuple[int, str, str, int], Any] = {}
         self._listening: set[asyncio.Future[None]] = set()
@@ -200,7 +201,7 @@ class Council:
                         raise Stopped(f"{name} refuses {self.me}: {task.result().reason}")
                 if not self.waiting_for and all(task.done() for task in sending.values()):
                     break
-                gone = [n for n in self.others if self._is_gone(n, sending[n])]
+                gone = self._gone([n for n in self.others if not sending[n].done()])
                 if gone and time.monotonic() > began + LINGER and not self._is_needed(gone):
                     raise self._missing(gone)
                 await self._more_news(deadline, extra=sending.values())
@@ -236,9 +237,17 @@ class Council:
         pairs = zip(hello.names, hello.incarnations, strict=False)
         return b"".join(n.encode() + b"\0" + i for n, i in pairs) == mine
 
-    def _is_gone(self, name: str, hello: asyncio.Task[Any]) -> bool:
-        """Whether it had finished, and does not answer any more."""
-        return self.left.get(name) == DONE and not hello.done()
+    def _gone(self, silent: list[str]) -> list[str]:
+        """Who of those that take no hello had finished, as far as can be known.
+
+        One that is started again at the very end may not have heard it: if no party answers, and
+        it has nothing left to do itself, all are.
+        """
+        done = [name for name in silent if self.left.get(name) == DONE]
+        parties = [name for name in self.others if name != WORLD]
+        alone = all(name in silent or self.left.get(name) == DONE for name in parties)
+        over = self.ended() or DONE in self.left.values()
+        return silent if alone and over else done
 
     def _is_needed(self, gone: list[str]) -> bool:
         """Whether somebody has missed the end of a round that this member knows of."""

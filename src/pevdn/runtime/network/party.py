@@ -93,6 +93,7 @@ class Party:
         mask_key = self.secret.mask_key().public_key().public_bytes_raw()
         self.council = Council(roster, me, key, lambda: self.course.round, mask_key, listen)
         self.council.on_recall = self._recalled
+        self.council.ended = lambda: self._ended
         self.stage = OwnBody(body) if body is not None else RemoteWorld(self.council, spec)
         self.status = Status(folder, self.council)
         self.journal = Journal(folder)
@@ -376,7 +377,19 @@ class Party:
                 f"precision={s.precision} and modulus={s.modulus} leave to {self.agents} agents; "
                 "the update was not made. Lower precision or learning_rate, or raise modulus."
             )
-        return Record(round, UPDATE, await self._sum(round, thought.words)), thought
+        total = await self._sum(round, self._padded(thought.words))
+        return Record(round, UPDATE, total[: len(thought.words)]), thought
+
+    def _padded(self, words: np.ndarray) -> np.ndarray:
+        """If private, as many words in (nearly) every round: their number would tell of the sample.
+
+        An outsider who counts bytes must not learn which episodes were drawn.
+        """
+        if not self.config.private:
+            return words
+        room = self.config.settings.expected_batch_size * self.max_steps
+        size = room * max(1, -(-len(words) // room))
+        return np.concatenate([words, np.zeros(size - len(words), np.uint32)])
 
     def _think(self) -> Thought:
         return self.mind.think(self.learner, self.replay, self._chosen())
@@ -534,7 +547,13 @@ class Party:
         made = course.moved(updates=course.updates + 1, looked_at=course.looked_at + 1)
         exposure = max(course.exposure, courses.exposed(made, self.config))
         if ledger is not None and chunk is not None:
-            ledger.settle(chunk, [1], [exposure], _digest(learner.params))
+            if chunk.digest not in ("", digest := _digest(learner.params)):
+                raise PevdnError(
+                    f"round {course.round + 1} came out differently when {self.me} computed it "
+                    "again, so that the same noise would hide two different gradients; go on on "
+                    "the machine where it was made, or start the whole team anew."
+                )
+            ledger.settle(chunk, [1], [exposure], digest)
         self.learner = learner
         self.course = replace(made, exposure=exposure)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ def run_member(
     member = roster.member(me)
     secret = rosters.private_key(key or team.parent / f"{me}.key", member)
     folder = out or data_of(team, me)
+    os.umask(0o077)  # what it keeps is nobody else's business
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
         write_whole(folder / "config.yaml", configuration.to_text(roster.config))
