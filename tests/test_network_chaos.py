@@ -52,6 +52,7 @@ DEADLINE = 60.0  # seconds after which somebody hangs
 AGENTS = 3
 PATIENCE = 25.0  # seconds
 COMPILED = functools.cache(Mind)
+ENDS: list[Any] = []  # gRPC crashes if a server is freed while a call of it is still in some task
 
 
 def in_a_toy_world(patch: pytest.MonkeyPatch) -> None:
@@ -294,6 +295,13 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Programs are compiled once, though members are built again and again."""
     in_a_toy_world(monkeypatch)
     monkeypatch.setattr(party, "Mind", COMPILED)
+    begin = Transport.start
+
+    async def start(one: Transport) -> None:
+        await begin(one)
+        ENDS.extend([one._server, *one._channels.values()])
+
+    monkeypatch.setattr(Transport, "start", start)
     first = WorldHost.__init__
     kept: list[Any] = []
 
