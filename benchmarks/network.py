@@ -230,7 +230,7 @@ class Spent(NamedTuple):
         return self.talking / self.computing
 
 
-def train(mode: str = "shares", updates: int = 100, warm: int = 30) -> Spent:
+def train(mode: str = "shares", updates: int = 60, warm: int = 20) -> Spent:
     """pe-vdn-b on 3m as four processes; the first `warm` updates, with their compilations, are
     left out.
     """

@@ -14,8 +14,9 @@ import os
 import random
 import socket
 import subprocess
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ DEADLINE = 60.0  # seconds after which somebody hangs
 AGENTS = 3
 PATIENCE = 25.0  # seconds
 COMPILED = functools.cache(Mind)
+ENDS: list[Any] = []  # gRPC crashes if a server is freed while a call of it is still in some task
 
 
 def in_a_toy_world(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +238,8 @@ class InOneProcess:
         self.roster, self.trouble, self.between = roster, trouble, between
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.alive: dict[str, Party | WorldHost] = {}
-        self.working: Counter[str] = Counter()
+        self.dead: set[Any] = set()
+        self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.kills = 0
 
     async def run(self) -> dict[str, Party]:
@@ -251,42 +254,40 @@ class InOneProcess:
     async def _keep_up(self, name: str) -> None:
         while True:
             try:
-                self.alive[name] = one = await asyncio.to_thread(build, self.roster, name)
-                if isinstance(one, Party):
-                    self._count_work(one)
-                self.tasks[name] = asyncio.create_task(one.run())
-                await asyncio.wait([self.tasks[name]])
-                if not self.tasks[name].cancelled():
-                    self.tasks.pop(name).result()
+                one = await asyncio.to_thread(self._build, name)
+                self.tasks[name] = task = asyncio.create_task(one.run())
+                await asyncio.wait([task])
+                self.tasks.pop(name, None)
+                if not task.cancelled():
+                    task.result()
                     return
             except Killed:
                 pass
-            self.tasks.pop(name, None)
+            self.dead.add(self.alive.pop(name, None))
             self.kills += 1
-            while self.working[name]:  # a thread outlives its task, but no process
-                await asyncio.sleep(0.01)
             await asyncio.sleep(self.trouble.random.choice([0.0, 0.1, 0.5]))
 
-    def _count_work(self, one: Party) -> None:
-        real = one._compute
+    def _build(self, name: str) -> Party | WorldHost:
+        """From its files, once no thread of its predecessor writes to them."""
+        with self.busy[name]:
+            self.alive[name] = one = build(self.roster, name)
+        if isinstance(one, Party):
+            real = one._compute
 
-        async def compute(work: Callable[..., Any], *args: Any) -> Any:
-            def counted() -> Any:
-                try:
+            def work_of_the_living(work: Callable[..., Any], *args: Any) -> Any:
+                with self.busy[name]:
+                    if one in self.dead:
+                        raise Killed
                     return work(*args)
-                finally:
-                    self.working[one.me] -= 1
 
-            self.working[one.me] += 1
-            return await real(counted)
-
-        one._compute = compute  # type: ignore[assignment, method-assign]
+            one._compute = functools.partial(real, work_of_the_living)  # type: ignore[method-assign]
+        return one
 
     async def _kill(self) -> None:
         while True:
             await asyncio.sleep(self.trouble.random.uniform(0.5, 1.5) * self.between)
             if self.tasks and self.trouble.strikes("killed", 1.0):
-                self.tasks[self.trouble.random.choice(sorted(self.tasks))].cancel()
+                self.tasks.pop(self.trouble.random.choice(sorted(self.tasks))).cancel()
 
 
 @pytest.fixture
@@ -294,6 +295,13 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Programs are compiled once, though members are built again and again."""
     in_a_toy_world(monkeypatch)
     monkeypatch.setattr(party, "Mind", COMPILED)
+    begin = Transport.start
+
+    async def start(one: Transport) -> None:
+        await begin(one)
+        ENDS.extend([one._server, *one._channels.values()])
+
+    monkeypatch.setattr(Transport, "start", start)
     first = WorldHost.__init__
     kept: list[Any] = []
 

@@ -427,15 +427,22 @@ class Party:
             with self.status.spending("waiting"):
                 held = await self.council.hear(self.peers, round, "share")
             own = sums.add_up([mine, *self._words(held, len(words))], p)
-            total = await self._add_up(round, "partial_sum", wire.PartialSum, own)
+            total = await self._add_up(round, "partial_sum", wire.PartialSum, own, "talking")
         await self._compare(round, total)
         return total
 
-    async def _add_up(self, round: int, kind: str, form: Any, own: np.ndarray) -> np.ndarray:
-        """Tell every party a vector, and add up everybody's."""
+    async def _add_up(
+        self, round: int, kind: str, form: Any, own: np.ndarray, hearing: str = "waiting"
+    ) -> np.ndarray:
+        """Tell every party a vector, and add up everybody's.
+
+        What is heard first in a round comes from parties that may still compute: that is waiting.
+        """
         with self.status.spending("talking"):
             body = {kind: form(words=sums.to_bytes(own))}
-            heard = await self.council.swap(self.peers, round, kind, **body)
+            await self.council.tell(self.peers, round, **body)
+        with self.status.spending(hearing):
+            heard = await self.council.hear(self.peers, round, kind)
         vectors = [own, *self._words(heard, len(own))]
         return sums.add_up(vectors, self.config.settings.modulus)
 
