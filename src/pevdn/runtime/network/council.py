@@ -18,10 +18,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pevdn
 from pevdn.errors import PevdnError
+from pevdn.experiment.directory import write_whole
 from pevdn.experiment.run import Interrupted
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.roster import WORLD, Roster, canonical, differences
@@ -61,6 +63,7 @@ class Council:
         completed: Callable[[], int],
         mask_key: bytes = b"",
         listen: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.roster, self.me, self.completed, self.mask_key = roster, me, completed, mask_key
         self.others = [name for name in roster.names if name != me]
@@ -69,7 +72,8 @@ class Council:
         self._said_at = 0.0  # the clock of the last hello
         self.heard: dict[str, wire.Hello] = {}
         self.view = b""  # none is agreed on
-        self.left: dict[str, str] = {}  # who said farewell, and why
+        self._file = folder / "farewells.json" if folder is not None else None
+        self.left: dict[str, str] = self._remembered()  # who said farewell, and why
         self.unlike: dict[str, str] = {}  # with whom one cannot train, and why
         self.waiting_for: list[str] = []
         self.ended: Callable[[], bool] = lambda: False  # whether this member has nothing left to do
@@ -96,6 +100,7 @@ class Council:
             return self._hear(envelope.sender, envelope.hello)
         if kind == "farewell":
             self.left[envelope.sender] = envelope.farewell.reason
+            self._remember()
             self._wake()
             return _receipt(wire.ACCEPTED)
         if not self.view or envelope.view != self.view:
@@ -136,10 +141,25 @@ class Council:
         self.heard[sender] = hello
         self.unlike.pop(sender, None)
         if not same:
-            self.left.pop(sender, None)
+            if self.left.pop(sender, None) is not None:
+                self._remember()
             self._changed = True
         self._wake()
         return _receipt(wire.ACCEPTED)
+
+    def _remember(self) -> None:
+        """Who is done is gone soon: one that is killed after it has heard so will not hear it again."""
+        if self._file is not None:
+            done = sorted(name for name, reason in self.left.items() if reason == DONE)
+            write_whole(self._file, json.dumps(done))
+
+    def _remembered(self) -> dict[str, str]:
+        if self._file is None or not self._file.exists():
+            return {}
+        return dict.fromkeys(json.loads(self._file.read_text()), DONE)
+
+    def all_done(self, names: Iterable[str]) -> bool:
+        return all(self.left.get(name) == DONE for name in names)
 
     def _difference(self, sender: str, hello: wire.Hello) -> str | None:
         """Why the two cannot train together, in words."""
@@ -343,7 +363,7 @@ class Council:
             slots = [slot for slot in self._box if slot[1] == kind and slot[0] > self.completed()]
             if slots:
                 return min(slots)[0], self._box[min(slots)]
-            if all(self.left.get(name) == DONE for name in names):
+            if self.all_done(names):
                 return None
             if time.monotonic() > deadline:
                 raise self._missing([name for name in names if self.left.get(name) != DONE])

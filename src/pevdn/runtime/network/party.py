@@ -91,7 +91,7 @@ class Party:
         )
         self.mind = Mind(self.config, spec, self.agents, max_steps)
         mask_key = self.secret.mask_key().public_key().public_bytes_raw()
-        self.council = Council(roster, me, key, lambda: self.course.round, mask_key, listen)
+        self.council = Council(roster, me, key, lambda: self.course.round, mask_key, listen, folder)
         self.council.on_recall = self._recalled
         self.council.ended = lambda: self._ended
         self.stage = OwnBody(body) if body is not None else RemoteWorld(self.council, spec)
@@ -110,7 +110,7 @@ class Party:
 
     async def run(self) -> None:
         """Train until the course is at its end; a member that starts anew is waited for."""
-        if self.parted:
+        if self.parted or (self._ended and self.council.all_done(self.council.others)):
             self.status.state = "finished"
             self.status.write()
             return

@@ -45,12 +45,18 @@ class WorldHost:
             else Own(Secret.load_or_create(folder / "secret"), roster.run)
         )
         self.completed = 0
-        self.council = Council(roster, WORLD, key, lambda: self.completed, listen=listen)
+        self.council = Council(
+            roster, WORLD, key, lambda: self.completed, listen=listen, folder=folder
+        )
         self.status = Status(folder, self.council)
         self._reset, self._step = jax.jit(self._reset_all), jax.jit(self._step_all)
 
     async def run(self) -> None:
         """Play whenever all parties are ready, until they say farewell."""
+        if self.council.all_done(self.parties):
+            self.status.state = "finished"
+            self.status.write()
+            return
         await self.council.start()
         beat = asyncio.create_task(self._beat())
         try:
