@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import random
 import shutil
 import signal
@@ -368,6 +369,19 @@ def test_all_that_leaves_a_party_is_of_the_schema_and_nothing_that_it_saw(heard:
     always = {"hello", "stored", "reveal", "sum_digest", "farewell"}
     assert {kind for to, kind in kinds if to == "peer"} == always | vector
     assert {kind for to, kind in kinds if to == "world"} == TO_THE_WORLD
+
+
+def test_with_noise_the_size_of_what_is_sent_does_not_tell_the_sample(heard: Heard) -> None:
+    """Without noise as many words are sent as steps were played in the minibatch."""
+    sizes = set()
+    for sender, _, data in heard.said:
+        envelope = wire.Envelope()
+        if sender != "world" and _is(envelope, data):
+            body = getattr(envelope, str(envelope.WhichOneof("body")))
+            sizes |= {len(body.words) // 4} if hasattr(body, "words") else set()
+    batch, steps = heard.team.config.settings.expected_batch_size, 2
+    most = math.ceil(batch + 4 * math.sqrt(batch)) * steps  # exceeded once in thousands of rounds
+    assert sizes == {most if heard.team.config.private else batch * steps}
 
 
 def test_what_a_peer_is_sent_looks_uniform(heard: Heard) -> None:

@@ -148,7 +148,7 @@ class Council:
         return _receipt(wire.ACCEPTED)
 
     def _remember(self) -> None:
-        """Who is done is gone soon: one that is killed after it has heard so will not hear it again."""
+        """Who is done is gone soon: one that is killed now will not hear it again."""
         if self._file is not None:
             done = sorted(name for name, reason in self.left.items() if reason == DONE)
             write_whole(self._file, json.dumps(done))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -387,7 +388,8 @@ class Party:
         """
         if not self.config.private:
             return words
-        room = self.config.settings.expected_batch_size * self.max_steps
+        expected = self.config.settings.expected_batch_size
+        room = math.ceil(expected + 4 * math.sqrt(expected)) * self.max_steps
         size = room * max(1, -(-len(words) // room))
         return np.concatenate([words, np.zeros(size - len(words), np.uint32)])
 
