@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import network
 import numpy as np
 from jaxmarl_vdn import jaxmarl_update
 
@@ -287,6 +288,21 @@ def trainings() -> list[Row]:
     ]
 
 
+def strangers() -> list[Row]:
+    """Every agent a process of its own: what the secure sum over TLS costs an update."""
+    rows = []
+    for mode in network.MODES:
+        spent = network.train(mode)
+        rows.append(
+            Row(
+                f"3 agents apart, {mode}: talking over computing", spent.ratio, "×", at_most=1,
+                note=f"{spent.talking * 1e3:.1f} ms over {spent.computing * 1e3:.1f} ms, and "
+                f"{spent.waiting * 1e3:.1f} ms waiting for others that compute",
+            )
+        )  # fmt: skip
+    return rows
+
+
 GUARDED = {  # limits for CI, where a neighbour may disturb one of the two that are compared
     "one update: JaxMARL's over ours, episodes as played": ("at_least", 1.5),
     "cost of secret sharing over broadcast": ("at_most", 15),
@@ -329,7 +345,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--guard", action="store_true", help="only the ratios that CI watches")
     chosen = parser.parse_args()
-    rows = guard() if chosen.guard else trainings() + ratios(30.0) + growth(10.0)
+    rows = guard() if chosen.guard else trainings() + ratios(30.0) + growth(10.0) + strangers()
     if chosen.json:
         document = [{**row._asdict(), "reached": row.reached} for row in rows]
         sys.stdout.write(json.dumps(document, indent=2) + "\n")

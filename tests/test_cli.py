@@ -19,6 +19,7 @@ from pevdn.experiment.run import Run
 COMMANDS = [
     *("train", "resume", "evaluate", "worlds", "algorithms", "config"),
     *("budget", "ledger", "audit", "attack", "presets", "reproduce"),
+    *("keys", "party", "world", "team"),
 ]
 
 

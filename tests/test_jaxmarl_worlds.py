@@ -20,7 +20,7 @@ from support import small
 import pevdn
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.runtime.simulation import Simulation
+from pevdn.runtime import simulation
 from pevdn.worlds.base import Step
 from pevdn.worlds.jaxmarl_worlds import JaxmarlWorld, State
 from pevdn.worlds.maps import JAXMARL_GAMES
@@ -386,7 +386,7 @@ def test_a_world_comes_alone_and_in_silence_and_every_one_of_jaxmarls_is_known()
 def test_a_team_trains_on_simple_spread(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Simulation, "_wide", True)  # one length of episodes to compile for
+    monkeypatch.setattr(simulation, "_wide", lambda: True)  # one length of episodes to compile for
     settings = {**small(algorithm), "eval_every": 200}
     run = pevdn.train(algorithm, env=SPREAD, steps=400, out=tmp_path / "run", **settings)
     last = run.metrics[-1]

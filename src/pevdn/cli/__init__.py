@@ -15,11 +15,15 @@ from pevdn.cli import (
     budget,
     config,
     evaluate,
+    keys,
     ledger,
+    party,
     presets,
     reproduce,
     resume,
+    team,
     train,
+    world,
     worlds,
 )
 from pevdn.errors import PevdnError, UsageError
@@ -36,10 +40,11 @@ app = typer.Typer(
 
 COMMANDS = (
     *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
-    *(presets, worlds, algorithms, config),
+    *(keys, party, world, presets, worlds, algorithms, config),
 )
 for command in COMMANDS:
     app.command(command.__name__.rpartition(".")[2])(command.main)
+app.add_typer(team.app, name="team")
 
 
 def _version(wanted: bool) -> None:

@@ -170,7 +170,7 @@ class _Training:
         self._stop = False
         self._saved_at = 0
         self.ledger: Ledger | None = None
-        self.affordable = _affordable(config, len(self.simulation.team))
+        self.affordable = affordable(config, len(self.simulation.team))
         _check_memory(self.simulation, self.lanes.devices)
 
     def go(self, new_noise: bool = False) -> None:
@@ -517,7 +517,7 @@ def mean_of_seeds(lines: list[dict[str, Any]]) -> dict[str, float]:
     return result
 
 
-def _affordable(config: Config, n_agents: int) -> int | None:
+def affordable(config: Config, n_agents: int) -> int | None:
     """The exposure that the run's budget pays for; None without a budget."""
     s = config.settings
     if not s.epsilon_budget:

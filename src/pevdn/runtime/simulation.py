@@ -121,6 +121,40 @@ def exchange_for(config: Config) -> Exchange | None:
     return exchanges[config.exchange]
 
 
+def _wide() -> bool:
+    """Whether width is nearly free and every step costs, as on a GPU."""
+    return jax.default_backend() != "cpu"
+
+
+def horizons_for(T: int) -> list[int]:
+    """How many steps an update is compiled for; the last is all the world allows."""
+    return [T] if T < 20 or _wide() else [-(-part * T // 12) for part in (4, 5, 8, 12)]
+
+
+def part_for(s: Settings) -> int:
+    """Episodes of a minibatch that are learnt from side by side.
+
+    On a CPU few, so that short episodes do not wait for long ones. On an accelerator all of
+    them: three standard deviations more than expected, if their number varies.
+    """
+    if not _wide():
+        return min(PART, s.expected_batch_size)
+    spread = 3 * math.sqrt(s.expected_batch_size) if s.sampling == "poisson" else 0
+    return min(s.buffer_size, math.ceil(s.expected_batch_size + spread))
+
+
+def rates_for(s: Settings, updates: Array, env_steps: Array) -> Rates:
+    """How far the update that follows after `updates` ones moves things, (...)."""
+    made, share = updates + 1, 1.0 - s.learning_rate_end
+    step = 1.0 - share * jnp.minimum(env_steps / s.learning_rate_steps, 1.0)
+    if s.target_update == "soft":
+        target = jnp.full(made.shape, s.target_rate)
+    else:
+        target = (made % s.target_every == 0).astype(jnp.float32)
+    average = 1.0 - jnp.minimum(s.average_decay, (1.0 + made) / (10.0 + made))
+    return Rates(step, target, average)
+
+
 class Simulation:
     """A world and a configuration, ready to run; all state is in `State`."""
 
@@ -147,27 +181,11 @@ class Simulation:
 
     @property
     def horizons(self) -> list[int]:
-        """How many steps an update is compiled for; the last is all the world allows."""
-        T = self.world.max_steps
-        return [T] if T < 20 or self._wide else [-(-part * T // 12) for part in (4, 5, 8, 12)]
+        return horizons_for(self.world.max_steps)
 
     @property
     def part(self) -> int:
-        """Episodes of a minibatch that are learnt from side by side.
-
-        On a CPU few, so that short episodes do not wait for long ones. On an accelerator all of
-        them: three standard deviations more than expected, if their number varies.
-        """
-        s = self.settings
-        if not self._wide:
-            return min(PART, s.expected_batch_size)
-        spread = 3 * math.sqrt(s.expected_batch_size) if s.sampling == "poisson" else 0
-        return min(s.buffer_size, math.ceil(s.expected_batch_size + spread))
-
-    @property
-    def _wide(self) -> bool:
-        """Whether width is nearly free and every step costs, as on a GPU."""
-        return jax.default_backend() != "cpu"
+        return part_for(self.settings)
 
     @property
     def host_bytes(self) -> int:
@@ -426,7 +444,7 @@ class Simulation:
     ) -> State:
         """Learn from the gradients, where a lane is ready and no message was refused."""
         applied = ready & (refused == 0)
-        s, rates = self.settings, self._rates(state)
+        s, rates = self.settings, rates_for(self.settings, state.updates, state.env_steps)
         pull = jnp.where(state.anchored, s.anchor_penalty, 0.0)
 
         def improve(learner: Learner, gradient: Parameters, rates: Rates, pull: Array) -> Learner:
@@ -444,18 +462,6 @@ class Simulation:
             refused=jnp.where(ready, jnp.maximum(state.refused, refused), state.refused),
         )
         return state._replace(exposure=jnp.maximum(state.exposure, self._exposed(state)))
-
-    def _rates(self, state: State) -> Rates:
-        """How far the next update moves things, (S,)."""
-        s, made = self.settings, state.updates + 1
-        share = 1.0 - s.learning_rate_end
-        step = 1.0 - share * jnp.minimum(state.env_steps / s.learning_rate_steps, 1.0)
-        if s.target_update == "soft":
-            target = jnp.full(made.shape, s.target_rate)
-        else:
-            target = (made % s.target_every == 0).astype(jnp.float32)
-        average = 1.0 - jnp.minimum(s.average_decay, (1.0 + made) / (10.0 + made))
-        return Rates(step, target, average)
 
     def _exposed(self, state: State) -> Array:
         """Updates made (S,) since the oldest episode now in the buffer was stored."""

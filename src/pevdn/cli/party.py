@@ -1,0 +1,106 @@
+"""`pevdn party`: one agent of a team of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json
+
+Team = Annotated[Path, typer.Option("--team", help="The roster that `pevdn keys` made.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Directory of its data (default: NAME.data beside the roster).")
+]
+Key = Annotated[
+    Path | None, typer.Option(help="Its private key (default: NAME.key beside the roster).")
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where to listen, if not at the roster's address."),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(help="Serve figures for Prometheus at this port of 127.0.0.1.", min=1, max=65535),
+]
+
+
+def main(
+    team: Team,
+    me: Annotated[str, typer.Option("--me", help="The party's name in the roster.")],
+    out: Out = None,
+    key: Key = None,
+    listen: Listen = None,
+    metrics_port: MetricsPort = None,
+    as_json: Json = False,
+) -> None:
+    """Take part in a team as one agent; its data never leave this process."""
+    from pevdn.errors import UsageError
+
+    if me == "world":
+        raise UsageError("the world is no party; start it with `pevdn world`.")
+    take_part(team, me, out, key, listen, metrics_port, as_json)
+
+
+@contextmanager
+def needs_network() -> Iterator[None]:
+    """One sentence where a package of the extra is missing."""
+    from pevdn.errors import PevdnError
+
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        package = str(missing.name).partition(".")[0]
+        if package not in ("cryptography", "grpc", "google", "prometheus_client"):
+            raise
+        raise PevdnError(
+            f"a team of processes needs the package {package}, which is missing; install "
+            "pevdn[network]."
+        ) from None
+
+
+def take_part(
+    team: Path,
+    me: str,
+    out: Path | None,
+    key: Path | None,
+    listen: str | None,
+    metrics_port: int | None,
+    as_json: bool,
+) -> None:
+    """As one member, until the team is done."""
+    with needs_network():
+        from pevdn.runtime.network import roster as rosters
+        from pevdn.runtime.network.process import run_member
+    if rosters.read(team).rehearsal:
+        typer.echo(
+            f"{me}: a rehearsal: all is drawn from the seed, and nothing is hidden.", err=True
+        )
+    report = run_member(
+        team, me, out=out, key=key, listen=listen, metrics_port=metrics_port, told=_show
+    )
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    typer.echo(line(report), err=True)
+
+
+def line(report: dict[str, Any]) -> str:
+    """`alice: training · round 120 · 4,000 steps · win rate 0.40 · ε team 1.20`"""
+    parts = [f"{report['name']}: {report['state']}"]
+    if report.get("round"):
+        parts.append(f"round {report['round']:,}")
+    if report.get("env_steps") is not None:
+        parts.append(f"{report['env_steps']:,} steps")
+    if report.get("win_rate") is not None:
+        parts.append(f"win rate {report['win_rate']:.2f}")
+    if report.get("epsilon_team") is not None:
+        parts.append(f"ε agent {report['epsilon_agent']:.2f} team {report['epsilon_team']:.2f}")
+    return " · ".join(parts)

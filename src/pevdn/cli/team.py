@@ -1,0 +1,137 @@
+"""`pevdn team`: a whole team on this machine, and how it is doing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pevdn.cli.output import Json, print_json
+from pevdn.cli.party import line
+
+app = typer.Typer(
+    help="Every agent a process of its own: start a team on this machine, or look at one.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def up(
+    algorithm: Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
+    env: Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")] = "smax-sc2:3m",
+    steps: Annotated[
+        int | None, typer.Option(help="Environment steps (default: the preset's, or 400,000).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of keys and data; a team that is there goes on.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="How the sum of messages is formed: shares or pairwise-masks.")
+    ] = "shares",
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Draw everything from this, as `pevdn train` does; hides nothing."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(help="Seconds that a missing member is waited for.")
+    ] = 3600.0,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a world and a party for each of its agents, and show how they are doing."""
+    from pevdn.experiment import config, presets
+
+    local = _local()
+    settings = config.parse_assignments(assignments or [])
+    wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
+    folder = out or Path("runs") / f"team-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    roster = local.make(folder, wanted, mode, patience, seed is not None)
+    typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
+    found = local.up(roster, _Screen())
+    show(found, as_json)
+
+
+@app.command()
+def status(
+    team: Annotated[Path, typer.Argument(help="The roster, or the directory that it is in.")],
+    as_json: Json = False,
+) -> None:
+    """What the members on this machine last said of themselves."""
+    from pevdn.errors import PevdnError
+
+    local = _local()
+    from pevdn.runtime.network import roster as rosters
+
+    roster = rosters.read(team / "team.toml" if team.is_dir() else team)
+    found = local.reports(roster)
+    if not found:
+        raise PevdnError(
+            f"no member of {roster.path} has run here; start one with `pevdn party` or `pevdn "
+            "world`."
+        )
+    show(found, as_json)
+
+
+def show(found: dict[str, dict[str, Any]], as_json: bool) -> None:
+    from pevdn.cli.output import print_table
+
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["member", "state", "round", "/s", "steps", "win", "ε team", "MB out, in", "seconds"],
+        [_row(report) for report in found.values()],
+    )
+    typer.echo("Seconds are of computing, talking, waiting for shares, and playing.")
+
+
+def _row(report: dict[str, Any]) -> list[str]:
+    spent, peers = report["seconds"], report["peers"].values()
+    win_rate, epsilon = report.get("win_rate"), report.get("epsilon_team")
+    return [
+        report["name"],
+        report["state"],
+        f"{report.get('round', 0):,}",
+        f"{report['rounds_per_second']:.1f}",
+        f"{report['env_steps']:,}" if "env_steps" in report else "–",
+        f"{win_rate:.2f}" if win_rate is not None else "–",
+        f"{epsilon:.2f}" if epsilon is not None else "–",
+        ", ".join(f"{sum(p[f'bytes_{w}'] for p in peers) / 1e6:.1f}" for w in ("sent", "received")),
+        ", ".join(f"{spent.get(n, 0):.0f}" for n in ("computing", "talking", "waiting", "playing")),
+    ]
+
+
+class _Screen:
+    """The team's state: drawn anew every second on a terminal, else a line every ten."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._drawn = 0
+
+    def __call__(self, found: dict[str, dict[str, Any]]) -> None:
+        lines = [line(report) for report in found.values()]
+        if sys.stderr.isatty():
+            up = f"\x1b[{self._drawn}F" if self._drawn else ""
+            sys.stderr.write(up + "".join(f"\x1b[2K{text}\n" for text in lines))
+            self._drawn = len(lines)
+        elif time.monotonic() - self._at > 10:
+            self._at = time.monotonic()
+            sys.stderr.write("".join(f"{text}\n" for text in lines))
+        sys.stderr.flush()
+
+
+def _local() -> Any:
+    from pevdn.cli.party import needs_network
+
+    with needs_network():
+        from pevdn.runtime.network import local
+    return local

@@ -1,0 +1,18 @@
+"""`pevdn world`: the process that hosts a simulated world for a team of processes."""
+
+from __future__ import annotations
+
+from pevdn.cli.output import Json
+from pevdn.cli.party import Key, Listen, MetricsPort, Out, Team, take_part
+
+
+def main(
+    team: Team,
+    out: Out = None,
+    key: Key = None,
+    listen: Listen = None,
+    metrics_port: MetricsPort = None,
+    as_json: Json = False,
+) -> None:
+    """Host the team's world: every party gets its own observation and the team's reward."""
+    take_part(team, "world", out, key, listen, metrics_port, as_json)
