@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pevdn.errors import UsageError
 from pevdn.experiment.directory import to_json, write_whole
 from pevdn.runtime.network.council import Council
 
@@ -25,9 +26,8 @@ class Status:
         self.folder, self.council = folder, council
         self.state = "starting"
         self.facts: dict[str, Any] = {}
-        self.seconds: defaultdict[str, float] = defaultdict(
-            float
-        )  # computing, talking, waiting, playing
+        # of computing, talking, waiting and playing
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.rounds: Counter[str] = Counter()
         self._began = time.monotonic()
 
@@ -107,5 +107,11 @@ def serve(port: int, status: Status) -> None:
                     sizes.add_metric([report["name"], peer, direction], amount)
             yield sizes
 
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as problem:
+        raise UsageError(
+            f"figures cannot be served at --metrics-port {port} ({problem.strerror}); choose "
+            "another port."
+        ) from None
     REGISTRY.register(Figures())
-    start_http_server(port, addr="127.0.0.1")
