@@ -105,7 +105,9 @@ class Party:
         self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
         self.replay = HostReplay(self.config.settings.buffer_size)
         self._affordable = affordable(self.config, self.agents)
+        self._recovered = False
         self._recover()
+        self._recovered = True
 
     # ---- the team's rounds --------------------------------------------------------------------
 
@@ -249,9 +251,8 @@ class Party:
             if courses.exposed(course, self.config) >= self._affordable:
                 self.course = replace(course, exhausted_at=course.evaluations)
                 return False
-            if self.ledger is not None and (
-                courses.exposed(course, self.config) >= self._affordable - self.ledger.lost[0]
-            ):
+            lost = self.ledger.lost[0] if self.ledger is not None else 0
+            if self._recovered and courses.exposed(course, self.config) >= self._affordable - lost:
                 raise Stopped(
                     f"the privacy budget of {self.me} is spent: updates that it may have lost in a "
                     "crash count as well."
@@ -449,7 +450,7 @@ class Party:
         return sums.add_up(vectors, self.config.settings.modulus)
 
     def _words(self, heard: dict[str, Any], length: int) -> list[np.ndarray]:
-        vectors = []
+        vectors, p = [], self.config.settings.modulus
         for name, body in heard.items():
             try:
                 vectors.append(sums.from_bytes(body.words, length))
@@ -458,6 +459,8 @@ class Party:
                     f"{name} sent {len(body.words)} bytes where {length} numbers of four were "
                     "expected; it lies, or has other episodes."
                 ) from None
+            if np.any(vectors[-1] > p - 1):
+                raise PevdnError(f"{name} sent numbers that are not below modulus={p}; it lies.")
         return vectors
 
     async def _compare(self, round: int, total: np.ndarray, what: str = "sums") -> None:
