@@ -30,7 +30,7 @@ from support import Said, start
 
 import pevdn
 from pevdn import worlds
-from pevdn.errors import PevdnError
+from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
 from pevdn.experiment.config import fingerprint
 from pevdn.privacy.accounting import Spent
@@ -292,6 +292,21 @@ def assert_near(simulation: Simulation, state: Any, members: list[Party]) -> Non
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_party_has_learnt_acts_by_itself(heard: Heard) -> None:
+    """Loaded from the party's own data: the same values as its mind's, and an error that helps."""
+    alice = heard.members["alice"]
+    agent = pevdn.load_agent(alice.folder, "running")
+    for mine, kept in zip(params_of(alice), jax.tree.leaves(agent.params), strict=True):
+        assert np.array_equal(mine, kept)
+    available = np.zeros(agent.n_actions, bool)
+    available[1] = True
+    assert agent.act(np.zeros(agent.observation_size), available) == 1
+    with pytest.raises(UsageError, match="has no model 'anchor'; it has: running"):
+        pevdn.load_agent(alice.folder, "anchor")
+    with pytest.raises(UsageError, match="holds no data of a party"):
+        pevdn.load_agent(heard.team.path.parent)
 
 
 def test_a_party_writes_the_metrics_of_a_run(heard: Heard) -> None:

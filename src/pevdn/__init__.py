@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.policy import Policy, load
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
+    from pevdn.runtime.network.trained import load_agent
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "load_agent",
     "reproduce",
     "resume",
     "train",
@@ -43,6 +45,7 @@ _HOME = {
     "Run": "pevdn.experiment.directory",
     "reproduce": "pevdn.experiment.reproduction",
     "load": "pevdn.experiment.policy",
+    "load_agent": "pevdn.runtime.network.trained",
     "Policy": "pevdn.experiment.policy",
     "PevdnError": "pevdn.errors",
     "UsageError": "pevdn.errors",

@@ -87,6 +87,11 @@ class Journal:
 
     def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any], list[Record]] | None:
         """The newest whole snapshot, and the rounds after it; None if nothing was begun."""
+        found = self.snapshot()
+        return (*found, self._rounds()) if found is not None else None
+
+    def snapshot(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """The newest snapshot; None if nothing was begun."""
         found = self._snapshots()
         if not found:
             return None
@@ -95,7 +100,7 @@ class Journal:
         with np.load(io.BytesIO(payload), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(arrays.pop("facts").tobytes())
-        return arrays, facts, self._rounds()
+        return arrays, facts
 
     def _rounds(self) -> list[Record]:
         path = self._path()

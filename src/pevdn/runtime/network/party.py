@@ -86,6 +86,7 @@ class Party:
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
         folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.yaml", configuration.to_text(self.config))
         self.secret = Secret.load_or_create(folder / "secret")
         self.draws: Draws = (
             Rehearsal(self.config.seed) if roster.rehearsal else Own(self.secret, roster.run)
@@ -661,6 +662,7 @@ class Party:
         arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(self.learner))}
         facts = {
             "run": self.roster.run.hex(),
+            "agent": self.index,
             "course": asdict(self.course),
             "last": self.last.to_line() if self.last is not None else None,
             "ledger": self.ledger.head if self.ledger is not None else None,

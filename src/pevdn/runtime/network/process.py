@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pevdn.experiment import config as configuration
-from pevdn.experiment.directory import lock, write_whole
+from pevdn.experiment.directory import lock
 from pevdn.runtime.network import roster as rosters
 from pevdn.runtime.network import status
 from pevdn.runtime.network.body import Body
@@ -48,7 +47,6 @@ def run_member(
     os.umask(0o077)  # what it keeps is nobody else's business
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock(folder):
-        write_whole(folder / "config.yaml", configuration.to_text(roster.config))
         process: Party | WorldHost
         if me == WORLD:
             process = WorldHost(roster, secret, folder, listen)
