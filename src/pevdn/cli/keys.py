@@ -13,6 +13,24 @@ from pevdn.cli.party import needs_network
 if TYPE_CHECKING:
     from pevdn.runtime.network.roster import Roster
 
+# What a team is asked for, also by `pevdn team up`.
+Algorithm = Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")]
+Env = Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")]
+Preset = Annotated[
+    str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Environment steps (default: the preset's, or 400,000).")
+]
+Mode = Annotated[
+    str, typer.Option(help="How the sum of messages is formed: shares or pairwise-masks.")
+]
+Patience = Annotated[float, typer.Option(help="Seconds that a missing member is waited for.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
+]
+
 HAND_OUT = """\
 Every member gets team.toml and all files NAME.pem; these hold no secret.
 Who holds NAME.key can speak as NAME: hand it to NAME alone, and delete it here.
@@ -21,7 +39,7 @@ REHEARSAL = "This is a rehearsal: everything is drawn from the seed, and nothing
 
 
 def main(
-    algorithm: Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
+    algorithm: Algorithm,
     out: Annotated[Path, typer.Option(help="Directory for the roster, certificates and keys.")],
     parties: Annotated[
         list[str],
@@ -38,28 +56,17 @@ def main(
             help="Where the simulated world listens; left out if every party has a body.",
         ),
     ] = None,
-    env: Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")] = "smax-sc2:3m",
-    preset: Annotated[
-        str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Environment steps (default: the preset's, or 400,000).")
-    ] = None,
-    mode: Annotated[
-        str, typer.Option(help="How the sum of messages is formed: shares or pairwise-masks.")
-    ] = "shares",
-    patience: Annotated[
-        float, typer.Option(help="Seconds that a missing member is waited for.")
-    ] = 3600.0,
+    env: Env = "smax-sc2:3m",
+    preset: Preset = None,
+    steps: Steps = None,
+    mode: Mode = "shares",
+    patience: Patience = 3600.0,
     rehearsal: Annotated[
         bool, typer.Option("--rehearsal", help="Draw everything from --seed; hides nothing.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of a rehearsal (default 0).")] = None,
     days: Annotated[int, typer.Option(help="Days that the certificates are valid.")] = 365,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
-    ] = None,
+    assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
     """Make the roster, certificates and private keys of a team of processes."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps
 from pevdn.cli.output import Json, print_json
 from pevdn.cli.party import line
 
@@ -20,31 +21,20 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    algorithm: Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
-    env: Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")] = "smax-sc2:3m",
-    steps: Annotated[
-        int | None, typer.Option(help="Environment steps (default: the preset's, or 400,000).")
-    ] = None,
+    algorithm: Algorithm,
+    env: Env = "smax-sc2:3m",
+    steps: Steps = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory of keys and data; a team that is there goes on.")
     ] = None,
-    mode: Annotated[
-        str, typer.Option(help="How the sum of messages is formed: shares or pairwise-masks.")
-    ] = "shares",
+    mode: Mode = "shares",
     seed: Annotated[
         int | None,
         typer.Option(help="Draw everything from this, as `pevdn train` does; hides nothing."),
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
-    ] = None,
-    patience: Annotated[
-        float, typer.Option(help="Seconds that a missing member is waited for.")
-    ] = 3600.0,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
-    ] = None,
+    preset: Preset = None,
+    patience: Patience = 3600.0,
+    assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
     """Start a world and a party for each of its agents, and show how they are doing."""
