@@ -10,13 +10,15 @@ Agents may be unlike each other: O_i and A_i may differ within a team.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax import Array
 
 from pevdn.agent.interface import AgentSpec, Things
 
-__all__ = ["AgentSpec", "Step", "Things", "World"]
+__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World"]
 
 
 class Step(NamedTuple):
@@ -53,3 +55,31 @@ class World(Protocol):
     def step(self, key: Array, state: Any, actions: tuple[Array, ...]) -> tuple[Any, Step]:
         """Play one action () int32 per agent."""
         ...
+
+
+class HostEnv(Protocol):
+    """One copy of a world outside of JAX: it keeps its own state, and its arrays are numpy's.
+
+    A copy that can be drawn also has `render()`, a picture (height, width, 3) of uint8.
+    """
+
+    def reset(self, seed: int) -> Step:
+        """Start an episode; the same seed (31 bits) and actions give the same episode."""
+        ...
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        """Play one action per agent."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class HostedWorld:
+    """A world outside of JAX: what the team needs to know of it, and how a copy is made."""
+
+    name: str
+    agents: tuple[AgentSpec, ...]
+    max_steps: int
+    build: Callable[[], HostEnv]  # can be pickled, unless there is one copy at most
+    copies: int | None = None  # the most that can exist side by side; None: any number
