@@ -1,4 +1,4 @@
-"""The search for the private recipe, as it was made: five sweeps on `smax-sc2:3m`.
+"""The search for the private recipe, as it was made: six sweeps on `smax-sc2:3m`.
 
     .venv/bin/python benchmarks/search.py run SWEEP JOB --out LOG
     .venv/bin/python benchmarks/search.py show LOG...
@@ -87,7 +87,7 @@ class Job(NamedTuple):
     eval_every: int = 12_000
 
 
-# ---- the five sweeps --------------------------------------------------------------------------
+# ---- the six sweeps ---------------------------------------------------------------------------
 
 
 def vary(base: Settings, *changes: dict[str, float]) -> tuple[Settings, ...]:
@@ -386,7 +386,59 @@ def sweep_5() -> dict[str, Job]:
     }
 
 
-SWEEPS = {"1": sweep_1(), "2": sweep_2(), "3": sweep_3(), "4": sweep_4(), "5": sweep_5()}
+def sweep_6() -> dict[str, Job]:
+    """The long preset, shortened: a clip norm that grows, and what the gap is made of."""
+    base = DECAYING._replace(
+        learning_rate=3e-3,
+        learning_rate_steps=1.45e6,
+        clip_norm=0.5,
+        noise_multiplier=0.867,
+        expected_batch_size=256,
+        reward_cap=2.0,
+        average_decay=0.9995,
+        exploration_steps=100e3,
+    )
+    job = Job(
+        (),
+        hidden_size=32,
+        buffer_size=32_768,
+        largest_batch=310,
+        update_every=8,
+        parallel_episodes=256,
+        seeds=5,
+        first_seed=300,
+        steps=1_600_000,
+        eval_every=48_000,
+    )
+    growing = base._replace(clip_norm_end=5.0)
+    unclipped = {"clip_norm": 1e6, "learning_rate": 1e-3, "reward_cap": 0.0}
+    return {
+        "a": job._replace(settings=vary(base, {}, {"clip_norm": 2.0}, {"clip_norm": 5.0})),
+        "b": job._replace(
+            settings=vary(growing, {}, {"clip_norm_end": 20.0}, {"learning_rate": 5e-3})
+        ),
+        "c": job._replace(
+            settings=vary(
+                base,
+                {"reward_cap": 0.0, "clip_norm_end": 20.0},
+                {"reward_cap": 4.0, "clip_norm_end": 10.0},
+            )
+        ),
+        "d": job._replace(
+            settings=vary(base._replace(noise_multiplier=0.0), {}, unclipped), seeds=3
+        ),
+        "e": job._replace(settings=(growing,), hidden_size=64),
+    }
+
+
+SWEEPS = {
+    "1": sweep_1(),
+    "2": sweep_2(),
+    "3": sweep_3(),
+    "4": sweep_4(),
+    "5": sweep_5(),
+    "6": sweep_6(),
+}
 
 
 # ---- the networks -----------------------------------------------------------------------------

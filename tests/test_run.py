@@ -809,18 +809,36 @@ def test_the_best_model_is_the_anchor_once_there_is_one(finished: dict[str, Run]
     assert not np.array_equal(best, running)
 
 
-def test_the_average_is_evaluated_kept_and_loaded_before_any_other_model(tmp_path: Path) -> None:
-    settings = {"network": "entities", "average_decay": 0.9, "learning_rate_end": 0.5}
+def test_the_average_is_evaluated_kept_and_loaded_before_the_running_model(tmp_path: Path) -> None:
+    settings = {"network": "entities", "average_decay": 0.9, "anchor": False}
     run = train("pe-vdn-c", tmp_path / "run", **settings)
     assert all(0 <= line["win_rate_average"] <= 1 for line in run.metrics)
     late = [x["win_rate_average"] for x in run.metrics if x["env_steps"] >= 100]
     assert run.summary["late_win_rate_average"] == pytest.approx(sum(late) / len(late))
-    best, average, running, anchor = (
+    best, average, running = (
         pevdn.load(run, model=model)[0].params.core.weight
-        for model in ("best", "average", "running", "anchor")
+        for model in ("best", "average", "running")
     )
     assert np.array_equal(best, average)
-    assert not np.array_equal(best, running) and not np.array_equal(best, anchor)
+    assert not np.array_equal(best, running)
+
+
+def test_where_an_average_is_kept_the_anchor_is_the_best_of_the_averages(tmp_path: Path) -> None:
+    """The one that beat the threshold and was not beaten; and it is what is released."""
+    common = {"average_decay": 0.9, "anchor_penalty": 0.0, "anchor_threshold": 0.3}
+    run = train("pe-vdn-c", tmp_path / "run", **common)
+    best = max(run.metrics, key=lambda line: line["win_rate_average"])
+    first = next(line for line in run.metrics if line["win_rate_anchor"] is not None)
+    assert first["env_steps"] == best["env_steps"] == 120
+    assert any(line["win_rate"] > 0.3 for line in run.metrics[:3])  # the running model had, before
+    short = train("pe-vdn-c", tmp_path / "short", steps=120, **common)
+
+    def weights(run: Run, model: str) -> np.ndarray:
+        return np.asarray(pevdn.load(run, model=model)[0].params.output_weight)
+
+    assert np.array_equal(weights(run, "anchor"), weights(short, "average"))
+    assert np.array_equal(weights(run, "best"), weights(run, "anchor"))
+    assert not np.array_equal(weights(run, "best"), weights(run, "average"))
 
 
 def test_loading_a_run_changes_nothing_and_says_when_there_is_nothing(

@@ -131,7 +131,9 @@ class Settings:
     budget_view: str = _setting(
         "team", "whose ε the budget is for; only team is proven", choices=("team", "agent")
     )
-    anchor: bool = _setting(False, "keep the best-evaluated model as anchor and stay close to it")
+    anchor: bool = _setting(
+        False, "keep the best-evaluated model (the average, if kept) as anchor and stay near"
+    )
     anchor_threshold: float = _setting(
         0.25, "an evaluation must beat this win rate to set the first anchor", 0.0, 1.0
     )

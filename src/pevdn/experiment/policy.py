@@ -92,8 +92,8 @@ class Policy:
 def load(run: Run | str | Path, *, seed: int | None = None, model: str = "best") -> Policy:
     """The trained team of a run, of its first seed unless told otherwise.
 
-    `model` is `running` (the newest parameters), `average`, `anchor`, or `best`: the average if
-    one is kept, else the anchor if there is one.
+    `model` is `running` (the newest parameters), `average`, `anchor`, or `best`: the anchor if
+    there is one, else the average if one is kept.
     """
     import jax
 
@@ -127,16 +127,13 @@ def team_parameters(run: Run | str | Path, model: str) -> tuple[tuple[Any, ...],
     kept = {"anchor": config.settings.anchor, "average": bool(config.settings.average_decay)}
     if not kept.get(model, True):
         raise UsageError(f"{run.path} was trained without an {model}; use model 'running'.")
-    if model == "best" and kept["average"]:
-        model = "average"
     simulation = Simulation(worlds.make(config.env), config)
     checkpoints = Checkpoints(run.path, config, read_only=True)
     learners, anchored = checkpoints.restore_learners(simulation)
     checkpoints.close()
     if model == "anchor" and not anchored.all():
         raise UsageError(f"not every seed of {run.path} has reached an anchor; use model 'best'.")
-    if model == "average":
-        return tuple(x.average for x in learners), simulation.team
-    keep_anchor = anchored & (model != "running")
-    params = tuple(where_lane(keep_anchor, x.anchor, x.params) for x in learners)
+    newest = "average" if kept["average"] and model != "running" else "params"
+    choose = anchored & (model in ("best", "anchor"))
+    params = tuple(where_lane(choose, x.anchor, getattr(x, newest)) for x in learners)
     return params, simulation.team

@@ -53,10 +53,13 @@ def _long(name: str, view: str, noise: float, about: str) -> Preset:
         "clip_norm": 0.5,
         "noise_multiplier": noise,
         "delta": DELTA,
+        "anchor": True,
+        "anchor_penalty": 0.0,  # a choice of what to release, nothing to stay close to
         "eval_every": 40_000,
+        "eval_episodes": 128,
         "checkpoint_every": 400_000,
     }
-    return Preset(name, "pe-vdn-c", view, 2.9, 2_500_000, settings, about)
+    return Preset(name, "pe-vdn-c", view, 2.9, 2_800_000, settings, about)
 
 
 PAPER = {  # its private algorithm as it is described, and as its code has it

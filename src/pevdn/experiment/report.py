@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.directory import Run
 
 WINDOW = 100_000  # the final figures are means over the last so many steps
-MODELS = {"average": "averaged model", "anchor": "anchor model", "": "running model"}
+MODELS = {"anchor": "anchor model", "average": "averaged model", "": "running model"}
 
 
 def released(names: Collection[str]) -> str:

@@ -337,11 +337,12 @@ class _Training:
 
         running, s = score("params", 0), self.config.settings
         others = {}
-        if s.anchor:
-            self.state = self.keep_anchor(self.state, running.win_rate)
-            others["anchor"] = score("anchor", 1)
         if s.average_decay:
             others["average"] = score("average", 2)
+        if s.anchor:
+            candidate = others.get("average", running)
+            self.state = self.keep_anchor(self.state, candidate.win_rate)
+            others["anchor"] = score("anchor", 1)
         state = jax.device_get(self.state._replace(learners=(), replays=(), key=jnp.zeros(())))
         lines, spent = [], self.ledger.spent() if self.ledger is not None else []
         for lane in range(self.config.seeds):

@@ -264,10 +264,11 @@ class Simulation:
         return Score(played.won.mean(1), played.total_reward.mean(1), played.length.mean(1))
 
     def keep_anchor(self, state: State, win_rate: Array) -> State:
-        """Where an evaluation (S,) beat the threshold: keep the parameters, raise the threshold."""
+        """Where an evaluation (S,) of the average, or else of the parameters, beat the threshold:
+        keep it as the anchor, raise the threshold."""
         better = win_rate > state.threshold
         learners = tuple(
-            learner._replace(anchor=where_lane(better, learner.params, learner.anchor))
+            learner._replace(anchor=where_lane(better, learner.average, learner.anchor))
             for learner in state.learners
         )
         return state._replace(

@@ -62,7 +62,7 @@ def updates_due(config: Config) -> int:
 def models(config: Config, anchored: bool) -> list[str]:
     """What is evaluated, in this order; as in the simulation."""
     s = config.settings
-    return ["params"] + ["anchor"] * anchored + ["average"] * (s.average_decay > 0)
+    return ["params"] + ["average"] * (s.average_decay > 0) + ["anchor"] * anchored
 
 
 def next_kind(course: Course, config: Config) -> str:

@@ -573,8 +573,10 @@ class Party:
     def _score(self, win_rate: float, total: float, length: float) -> None:
         course, s = self.course, self.config.settings
         changes: dict[str, Any] = {}
-        if s.anchor and course.scored == 0 and win_rate > course.threshold:
-            self.learner = self.learner._replace(anchor=self.learner.params)
+        candidate = "average" if s.average_decay else "params"
+        model = courses.models(self.config, course.anchored)[course.scored]
+        if s.anchor and model == candidate and win_rate > course.threshold:
+            self.learner = self.learner._replace(anchor=self.learner.average)
             changes = {"anchored": True, "threshold": win_rate}
         scores = (*course.scores, (win_rate, total, length))
         models = courses.models(self.config, changes.get("anchored", course.anchored))
@@ -598,9 +600,8 @@ class Party:
             "return": total,
             "episode_length": length,
         }
-        if self.config.settings.anchor:
-            line |= {"win_rate_anchor": None, "return_anchor": None}
-        for model, (rate, paid, _) in scores.items():
+        for model in courses.models(self.config, self.config.settings.anchor)[1:]:
+            rate, paid, _ = scores.get(model, (None, None, None))  # no anchor yet
             line |= {f"win_rate_{model}": rate, f"return_{model}": paid}
         if self.ledger is not None:
             line |= self.ledger.spent()[0]._asdict()

@@ -20,8 +20,8 @@ def load_agent(
 ) -> AgentPolicy:
     """The agent of a party, as its last snapshot has it; a finished party's is its last round.
 
-    `model` is `running`, `average`, `anchor`, or `best`: the average if one is kept, else the
-    anchor if there is one. An agent with a body of its own needs its `spec`.
+    `model` is `running`, `average`, `anchor`, or `best`: the anchor if there is one, else the
+    average if one is kept. An agent with a body of its own needs its `spec`.
     """
     folder = Path(folder)
     found = Journal(folder).snapshot()
@@ -39,7 +39,7 @@ def load_agent(
     anchored = bool(facts["course"]["anchored"])
     kept = {"running": True, "average": config.settings.average_decay > 0, "anchor": anchored}
     if model == "best":
-        model = next(name for name in ("average", "anchor", "running") if kept[name])
+        model = next(name for name in ("anchor", "average", "running") if kept[name])
     if not kept.get(model):
         have = ", ".join(name for name, there in kept.items() if there)
         raise UsageError(f"{folder} has no model '{model}'; it has: {have}.")
