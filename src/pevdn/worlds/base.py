@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-from jax import Array
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from pevdn.agent.interface import AgentSpec, Things
+
+if TYPE_CHECKING:
+    from jax import Array
 
 __all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World"]
 
