@@ -82,5 +82,6 @@ class HostedWorld:
     name: str
     agents: tuple[AgentSpec, ...]
     max_steps: int
-    build: Callable[[], HostEnv]  # can be pickled, unless there is one copy at most
+    build: Callable[..., HostEnv]  # can be pickled, unless there is one copy at most; takes
+    # drawn=True for a copy that can be drawn, if the world can
     copies: int | None = None  # the most that can exist side by side; None: any number
