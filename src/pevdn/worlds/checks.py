@@ -15,6 +15,7 @@ from pevdn.worlds.base import AgentSpec, HostedWorld, Step, World
 from pevdn.worlds.hosted import problem_of
 
 OK, WARNING, ERROR = "ok", "warning", "error"
+SEEDS = 8  # tried until two of them differ
 LARGE = 100.0  # an observation beyond this learns badly
 
 
@@ -43,7 +44,7 @@ class Checked:
 
 
 def check_env(env: Any, *, episodes: int = 5, seed: int = 0) -> Checked:
-    """Play so many episodes, and two more to compare with, in a world of any kind.
+    """Play so many episodes, and a few more to compare with, in a world of any kind.
 
     `env` is what `pevdn.train` takes: an id, or an object. Episodes start from the seeds `seed`,
     `seed` + 1, …; actions are drawn evenly from the available ones.
@@ -96,7 +97,10 @@ def _checks(world: Any, copy: Any, episodes: int, seed: int) -> Iterator[Check]:
     try:
         played = [_play(world, copy, seed + i, seed + i, i) for i in range(episodes)]
         again = _play(world, copy, seed, seed, episodes)
-        other = _play(world, copy, seed + 1, seed, episodes + 1)
+        differs = any(
+            not played[0].same_as(_play(world, copy, seed + i, seed, episodes + i))
+            for i in range(1, SEEDS)
+        )
     except _Wrong as problem:
         yield Check("steps", ERROR, str(problem))
         return
@@ -104,7 +108,8 @@ def _checks(world: Any, copy: Any, episodes: int, seed: int) -> Iterator[Check]:
     yield Check("steps", OK, f"shapes, numbers, masks and flags are right in {steps} steps")
     yield _sizes(played)
     yield _masks(played)
-    yield from _seeds(copy, played[0], again, other, seed)
+    yield _repeatable(copy, played[0].same_as(again), seed)
+    yield _chance(differs, seed)
     yield _reward(copy, played)
     yield _end(world, played)
     yield _leaving(played)
@@ -181,28 +186,27 @@ def _masks(played: list[_Episode]) -> Check:
     return Check("masks", OK, f"{share:.0%} of the actions are available on average")
 
 
-def _seeds(
-    copy: Any, first: _Episode, again: _Episode, other: _Episode, seed: int
-) -> Iterator[Check]:
-    if first.same_as(again):
-        yield Check("repeatable", OK, f"seed {seed} and the same actions gave the same episode")
-    else:
-        why = (
-            f"seed {seed} and the same actions gave two different episodes: draw everything from a "
-            "generator that reset(seed) makes, and leave nothing over from the episode before"
-            if copy.seeded
-            else "it takes no seed when it is reset, so that no episode can be repeated"
-        )
-        yield Check("repeatable", WARNING, f"{why}; until then no training can be repeated")
-    if first.same_as(other):
-        yield Check(
-            "chance",
-            WARNING,
-            f"seeds {seed} and {seed + 1} gave the same episode: there is no chance in this world, "
-            "or reset does not use its seed",
-        )
-    else:
-        yield Check("chance", OK, f"seeds {seed} and {seed + 1} gave different episodes")
+def _repeatable(copy: Any, same: bool, seed: int) -> Check:
+    if same:
+        return Check("repeatable", OK, f"seed {seed} and the same actions gave the same episode")
+    why = (
+        f"seed {seed} and the same actions gave two different episodes: draw everything from a "
+        "generator that reset(seed) makes, and leave nothing over from the episode before"
+        if copy.seeded
+        else "it takes no seed when it is reset, so that no episode can be repeated"
+    )
+    return Check("repeatable", WARNING, f"{why}; until then no training can be repeated")
+
+
+def _chance(differs: bool, seed: int) -> Check:
+    if differs:
+        return Check("chance", OK, "different seeds gave different episodes")
+    return Check(
+        "chance",
+        WARNING,
+        f"the seeds {seed} to {seed + SEEDS - 1} and the same actions gave the same episode: there "
+        "is no chance in this world, or reset does not use its seed",
+    )
 
 
 def _reward(copy: Any, played: list[_Episode]) -> Check:

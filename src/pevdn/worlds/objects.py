@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +82,8 @@ def _build(
     factory: Callable[..., Any], max_steps: int | None, team_reward: str, drawn: bool = False
 ) -> Team:
     wanted = drawn and "render_mode" in (arguments.signature_of([factory]) or ())
-    env = factory(render_mode="rgb_array") if wanted else factory()
+    with contextlib.redirect_stdout(sys.stderr):
+        env = factory(render_mode="rgb_array") if wanted else factory()
     team = _wrapped(env, max_steps, team_reward, ours=True)
     if team is None:
         named = getattr(factory, "__qualname__", repr(factory))

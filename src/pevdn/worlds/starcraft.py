@@ -28,14 +28,12 @@ import numpy as np
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.worlds import arguments
 from pevdn.worlds.base import AgentSpec, HostedWorld, Step, Things
+from pevdn.worlds.maps import BATTLE_MAPS
 from pevdn.worlds.quiet import silence
 
 MOST_CRASHES = 5  # in a row, before it is no accident any more
 CRASHES = ("ConnectionError", "ProtocolError", "WebSocketException")  # pysc2's, or Python's own
-HOW_TO_GET_IT = (
-    "install it with pip install git+https://github.com/oxwhirl/smac (the smac of PyPI is another "
-    "program), and the game and its maps as that page says"
-)
+PAGE = "https://github.com/oxwhirl/smac"
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ _log = logging.getLogger(__name__)
 class StarCraftTeam:
     """One copy of a `StarCraft2Env`, or of anything like it."""
 
-    tells_won = True
+    tells_won = False
 
     def __init__(
         self,
@@ -83,7 +81,7 @@ class StarCraftTeam:
                 return self._seen(0.0, done=True, truncated=True)
             # SMAC: reward, terminated, info. Gymnasium: with observations and truncated besides.
             reward, terminated, *cut, info = answer[-4:] if len(answer) == 5 else answer
-            if terminated and "battle_won" not in info:
+            if terminated and not info and hasattr(self.env, "full_restart"):  # SMAC did it
                 self._crashed()
                 return self._seen(0.0, done=True, truncated=True)
             self._steps += 1
@@ -92,6 +90,7 @@ class StarCraftTeam:
         over = bool(terminated) and not info.get("episode_limit")
         if over or timed:
             self._crashes = 0
+        self.tells_won |= "battle_won" in info
         won = bool(info.get("battle_won", False))
         return self._seen(reward, done=over or timed, truncated=timed and not over, won=won)
 
@@ -185,6 +184,7 @@ def make(world_id: str) -> HostedWorld:
         raise unknown("map of SMAC", name, known)
     given = arguments.parse(query)
     values = arguments.checked("StarCraft2Env", given, [smac.env.StarCraft2Env])
+    _find_game(world_id, name, values.get("game_version"))
     build = functools.partial(_build, world_id, name, {"continuing_episode": True, **values})
     team = build()
     return HostedWorld(world_id, team.agents, team.max_steps, build)
@@ -198,9 +198,6 @@ def _build(world_id: str, name: str, values: dict[str, Any], drawn: bool = False
 
 
 def _imported(world_id: str, name: str) -> Any:
-    from pevdn.worlds.maps import BATTLE_MAPS
-
-    instead = f", or train on 'smax-sc2:{name}'" if name in BATTLE_MAPS else ""
     try:
         with silence(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -208,9 +205,27 @@ def _imported(world_id: str, name: str) -> Any:
             importlib.import_module("smac.env")
     except ImportError as missing:
         raise UsageError(
-            f"world '{world_id}' needs StarCraft II and SMAC ({missing}): {HOW_TO_GET_IT}{instead}"
+            f"world '{world_id}' needs SMAC ({missing}) and StarCraft II: pip install git+{PAGE} "
+            "(the smac of PyPI is another program), and get the game and its maps as that page "
+            f"says{_instead(name)}"
         ) from missing
     return sys.modules["smac"]
+
+
+def _find_game(world_id: str, name: str, version: str | None) -> None:
+    try:
+        with silence():
+            game = importlib.import_module("pysc2.run_configs").get(version=version)
+            game.map_data(importlib.import_module("pysc2.maps").get(name).path)
+    except Exception as problem:
+        raise UsageError(
+            f"world '{world_id}' needs StarCraft II and SMAC's maps ({problem}): get them as "
+            f"{PAGE} says, and set SC2PATH to the folder of the game{_instead(name)}"
+        ) from problem
+
+
+def _instead(name: str) -> str:
+    return f"; or train on 'smax-sc2:{name}'" if name in BATTLE_MAPS else ""
 
 
 def _things(env: Any) -> tuple[Things, ...]:
