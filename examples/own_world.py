@@ -5,7 +5,7 @@
     pevdn train pe-vdn-b --env 'pettingzoo:own_world?team-reward=common' --steps 20000
 
 `Table` stands for a simulator that knows nothing of learning; `parallel_env` is what a team needs
-of it. Who always walks on drops it in a third of the tries; who waits for the other when it pulls carries it across.
+of it. Who always walks on drops the table every third time; who waits when the other lags does not.
 """
 
 import numpy as np

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from pevdn.agent.interface import AgentSpec, Things
 
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World"]
+__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World", "host_step"]
 
 
 class Step(NamedTuple):
@@ -36,6 +38,14 @@ class Step(NamedTuple):
     done: Array  # () bool
     truncated: Array  # () bool, implies done
     won: Array  # () bool, meaningful when done
+
+
+def host_step(
+    observations: Any, available: Any, reward: float, done: bool, truncated: bool, won: bool
+) -> Step:
+    """A step of a world outside of JAX: the same with numpy's arrays and numbers."""
+    numbers: Any = (np.float32(reward), np.bool_(done), np.bool_(truncated), np.bool_(won))
+    return Step(tuple(observations), tuple(available), *numbers)
 
 
 @runtime_checkable

@@ -52,8 +52,7 @@ def check_env(env: Any, *, episodes: int = 5, seed: int = 0) -> Checked:
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}, but must be at least 1")
     world = adopt(env)
-    hosted = isinstance(world, HostedWorld)
-    copy = world.build() if hosted else _Stepwise(world)
+    copy: Any = world.build() if isinstance(world, HostedWorld) else _Stepwise(world)
     try:
         checks = tuple(_checks(world, copy, episodes, seed))
     finally:
@@ -106,7 +105,7 @@ def _checks(world: Any, copy: Any, episodes: int, seed: int) -> Iterator[Check]:
         return
     steps = sum(episode.length for episode in played)
     yield Check("steps", OK, f"shapes, numbers, masks and flags are right in {steps} steps")
-    yield _sizes(played)
+    yield _views(played)
     yield _masks(played)
     yield _repeatable(copy, played[0].same_as(again), seed)
     yield _chance(differs, seed)
@@ -169,13 +168,22 @@ def _team(agents: tuple[AgentSpec, ...]) -> Check:
     return Check("team", OK, f"{len(agents)} agents, {alike} {each}")
 
 
-def _sizes(played: list[_Episode]) -> Check:
+def _views(played: list[_Episode]) -> Check:
+    views = zip(*(s.observations for e in played for s in e.steps), strict=True)  # agent by agent
+    blind = [i for i, seen in enumerate(views) if all(np.array_equal(seen[0], x) for x in seen)]
+    if blind:
+        return Check(
+            "views",
+            WARNING,
+            f"agent {blind[0]} saw the same numbers in every step; some environments draw their "
+            "pictures only if they are made with render_mode=rgb_array",
+        )
     largest = max(float(np.abs(o).max()) for e in played for s in e.steps for o in s.observations)
     if largest > LARGE:
         return Check(
-            "scale", WARNING, f"observations reach {largest:g}; networks learn best near 1: scale"
+            "views", WARNING, f"observations reach {largest:g}; scale them: networks learn near 1"
         )
-    return Check("scale", OK, f"observations reach {largest:.3g}")
+    return Check("views", OK, f"observations reach {largest:.3g}")
 
 
 def _masks(played: list[_Episode]) -> Check:
@@ -221,9 +229,9 @@ def _reward(copy: Any, played: list[_Episode]) -> Check:
     if how == "common":
         return Check("reward", OK, f"{said}, which is what every agent is paid")
     if all(len(set(pay.values())) == 1 for pay in paid):
-        once = "; team-reward=common counts it once" if how == "sum" else ""
-        return Check("reward", OK, f"{said}: the {how} of what all are paid alike{once}")
-    return Check("reward", OK, f"{said}: the {how} of what the agents are paid, which differs")
+        once = "; if it always is, team-reward=common counts it once" if how == "sum" else ""
+        return Check("reward", OK, f"{said}: the {how} of what all were paid, alike{once}")
+    return Check("reward", OK, f"{said}: the {how} of what the agents were paid, which differed")
 
 
 def _end(world: Any, played: list[_Episode]) -> Check:
@@ -241,7 +249,7 @@ def _end(world: Any, played: list[_Episode]) -> Check:
 def _leaving(played: list[_Episode]) -> Check:
     """Who sees nothing and can do one thing only, before the end."""
 
-    def gone(seen: np.ndarray, open_: np.ndarray) -> bool:
+    def gone(seen: Any, open_: Any) -> bool:
         return not seen.any() and open_.sum() == 1
 
     left = sum(
@@ -320,4 +328,3 @@ class _Stepwise:
             if one != two:
                 return f"reset gives {one}, but a step gives {two}: both must have the same types"
         return None
-

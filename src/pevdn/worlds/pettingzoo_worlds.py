@@ -27,6 +27,7 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,7 @@ import numpy as np
 
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.worlds import arguments
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step
+from pevdn.worlds.base import AgentSpec, HostedWorld, Step, host_step
 from pevdn.worlds.quiet import silence
 
 TEAM_REWARDS = ("sum", "mean", "common")
@@ -152,14 +153,8 @@ class ParallelTeam:
             open_.append(
                 np.ones(spec.n_actions, bool) if mask is None else np.array(mask).astype(bool)
             )
-        return Step(
-            observations=tuple(seen),
-            available=tuple(open_),
-            reward=np.float32(reward),
-            done=np.bool_(done),
-            truncated=np.bool_(truncated),
-            won=np.bool_(done and any(info.get(word) for info in said for word in WON)),
-        )
+        won = done and any(info.get(word) for info in said for word in WON)
+        return host_step(seen, open_, reward, done, truncated, won)
 
     def _reward(self) -> float:
         paid = list(self.paid.values())
@@ -203,8 +198,8 @@ def _reader(space: Any, who: str) -> tuple[int, Read]:
         scale = np.float32(1 / top if top else 1)
         return int(np.prod(space.shape)), lambda x: np.array(x, np.float32).ravel() * scale
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        named = isinstance(space, spaces.Dict)
-        parts = space.spaces.items() if named else enumerate(space.spaces)
+        inside: Any = space.spaces
+        parts = inside.items() if isinstance(space, spaces.Dict) else enumerate(inside)
         readers = [(key, *_reader(part, who)) for key, part in parts]
         return (
             sum(size for _, size, _ in readers),
@@ -215,7 +210,7 @@ def _reader(space: Any, who: str) -> tuple[int, Read]:
             f"{who} has an observation space without a fixed size, {space}; use Box, Discrete, "
             "MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
         )
-    return spaces.flatdim(space), lambda x: spaces.flatten(space, x).astype(np.float32)
+    return spaces.flatdim(space), lambda x: np.array(spaces.flatten(space, x), np.float32)
 
 
 def _actions(space: Any, who: str) -> list[Any]:
@@ -236,8 +231,8 @@ def _actions(space: Any, who: str) -> list[Any]:
                 f"{who} chooses among {combinations} combinations of actions, {space}; "
                 f"{MOST_COMBINATIONS} at most are taken as one choice"
             )
-        every = itertools.product(*(range(s, s + n) for s, n in zip(starts.flat, sizes.flat)))
-        return [np.array(one, space.dtype).reshape(shape) for one in every]
+        choices = (range(s, s + n) for s, n in zip(starts.flat, sizes.flat, strict=True))
+        return [np.array(one, space.dtype).reshape(shape) for one in itertools.product(*choices)]
     kind = "continuous actions" if isinstance(space, spaces.Box) else "actions of another kind"
     raise UsageError(
         f"{who} has {kind}, {space}; agents here choose among finitely many, a Discrete space "
@@ -284,7 +279,9 @@ def make(world_id: str) -> HostedWorld:
     team_reward = ours.pop("team-reward", "sum")
     max_steps = _steps(ours.pop("max-steps", None))
     if ours:
-        raise unknown("option of a PettingZoo world", next(iter(ours)), ["team-reward", "max-steps"])
+        raise unknown(
+            "option of a PettingZoo world", next(iter(ours)), ["team-reward", "max-steps"]
+        )
     found = _imported(world_id, module)
     values = arguments.checked(module, given, _makers(found))
     build = functools.partial(_build, world_id, module, values, team_reward, max_steps)
@@ -331,7 +328,7 @@ def _imported(world_id: str, module: str) -> ModuleType:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    if (here := os.getcwd()) not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         with silence(), warnings.catch_warnings():
@@ -359,7 +356,7 @@ def _missing(module: str, package: str) -> str:
         return f"needs the Python package {package}; {INSTALL}"
     if module == package or module.startswith(f"{package}."):
         near = _nearest(package)
-        guess = f"; did you mean '{near}'?" if near else f" nor in {os.getcwd()}"
+        guess = f"; did you mean '{near}'?" if near else f" nor in {Path.cwd()}"
         return f"needs the module {package}, which is not installed{guess}"
     hint = f", as pip install 'pettingzoo[{rest[0]}]' does" if root == "pettingzoo" and rest else ""
     return f"needs the Python package {package}; install it{hint}"

@@ -27,7 +27,7 @@ import numpy as np
 
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.worlds import arguments
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step, Things
+from pevdn.worlds.base import AgentSpec, HostedWorld, Step, Things, host_step
 from pevdn.worlds.maps import BATTLE_MAPS
 from pevdn.worlds.quiet import silence
 
@@ -115,8 +115,7 @@ class StarCraftTeam:
     def _seen(
         self, reward: float, done: bool = False, truncated: bool = False, won: bool = False
     ) -> Step:
-        flags = (np.bool_(flag) for flag in (done, truncated, done and won))
-        return Step(*self._last, np.float32(reward), *flags)
+        return host_step(*self._last, reward, done, truncated, done and won)
 
     def _restart(self, problem: Exception) -> None:
         """Start a game that broke off again; any other problem is not the game's."""
@@ -233,10 +232,11 @@ def _things(env: Any) -> tuple[Things, ...]:
 
     An action is about one enemy each, but for the medivacs of MMM, which heal allies instead.
     """
-    enemies, allies = env.get_obs_enemy_feats_size(), env.get_obs_ally_feats_size()
+    enemies, enemy_size = env.get_obs_enemy_feats_size()
+    allies, ally_size = env.get_obs_ally_feats_size()
     start = env.get_obs_move_feats_size()
     targets = None if env.map_type == "MMM" else env.n_actions_no_attack
     return (
-        Things(start, *enemies, actions=targets),
-        Things(start + enemies[0] * enemies[1], *allies),
+        Things(start, enemies, enemy_size, targets),
+        Things(start + enemies * enemy_size, allies, ally_size),
     )
