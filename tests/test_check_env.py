@@ -203,8 +203,8 @@ def test_the_example_of_an_own_world_is_pettingzoos_and_takes_a_team(in_examples
             won += bool(step.won)
         return won
 
-    assert carried(lambda end, strain: 1 if strain < -0.2 else 2) == 40  # waits for the other
-    assert carried(lambda end, strain: 2) < 35
+    assert carried(lambda end, strain: 0 if strain < -0.2 else 2) == 40  # waits for the other
+    assert carried(lambda end, strain: 2) < 30
 
 
 def test_the_command_says_it_in_a_table_and_by_its_exit_code(
