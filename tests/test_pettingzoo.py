@@ -34,7 +34,7 @@ def played(copy: Any, agents: Any, seed: int) -> list[Step]:
     draw = np.random.default_rng(seed)
     steps = [copy.reset(seed)]
     while not steps[-1].done:
-        assert problem_of(steps[-1], agents) is None
+        assert problem_of(steps[-1], agents) is None and len(steps) < 1000
         masks = steps[-1].available
         steps.append(copy.step(tuple(int(draw.choice(np.flatnonzero(m))) for m in masks)))
     assert problem_of(steps[-1], agents) is None

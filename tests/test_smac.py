@@ -112,7 +112,7 @@ def fight(copy: Any, *tactics: tuple[int, int]) -> list[Any]:
     """An episode; the last tactic goes on, and the dead do nothing."""
     steps = [copy.reset(0)]
     while not steps[-1].done:
-        assert problem_of(steps[-1], copy.agents) is None
+        assert problem_of(steps[-1], copy.agents) is None and len(steps) < 1000
         wanted = tactics[min(len(steps) - 1, len(tactics) - 1)]
         alive = [not mask[NOOP] for mask in steps[-1].available]
         actions = (a if here else NOOP for a, here in zip(wanted, alive, strict=True))

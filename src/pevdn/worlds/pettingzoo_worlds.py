@@ -196,7 +196,7 @@ def _reader(space: Any, who: str) -> tuple[int, Read]:
     if isinstance(space, spaces.Box):
         top = float(space.high.max(initial=0)) if space.dtype == np.uint8 else 0.0
         scale = np.float32(1 / top if top else 1)
-        return int(np.prod(space.shape)), lambda x: np.array(x, np.float32).ravel() * scale
+        return int(np.prod(space.shape)), lambda x: np.asarray(x, np.float32).ravel() * scale
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inside: Any = space.spaces
         parts = inside.items() if isinstance(space, spaces.Dict) else enumerate(inside)
