@@ -216,6 +216,15 @@ def test_a_game_that_only_crashes_is_given_up() -> None:
         fight(copy, (STOP, STOP))
 
 
+def test_crashes_with_whole_episodes_in_between_are_put_up_with() -> None:
+    env = Battle()
+    env.breaks = set(range(1, 99, 3))  # a crash, and two steps of a battle
+    copy = StarCraftTeam(env, "smac:3m")
+    for _ in range(2 * MOST_CRASHES):
+        assert fight(copy, (SHOOT, SHOOT))[-1].truncated
+        assert fight(copy, (SHOOT, SHOOT))[-1].won
+
+
 def test_an_end_without_information_is_no_crash_where_no_game_can_be_restarted() -> None:
     class Silent(Battle):
         full_restart = None  # type: ignore[assignment]
@@ -286,6 +295,8 @@ def test_smaclites_dialect_is_understood() -> None:
     assert fight(copy, (SHOOT, SHOOT))[-1].won
     late = fight(copy, (STOP, STOP))
     assert len(late) - 1 == 4 and late[-1].truncated
+    later: Any = worlds.adopt(Wrapped(Lite(), 4), max_steps=9).build()
+    assert len(fight(later, (STOP, STOP))) - 1 == 4  # the environment's own clock
     copy.reset(11)
     assert copy.env.unwrapped.seeds == [0, 0, 11] and copy.seeded
 
