@@ -132,7 +132,7 @@ class StarCraftTeam:
                 f"{self.name} crashed {MOST_CRASHES} times without ending an episode in between; "
                 "see what StarCraft II wrote to standard error"
             )
-        _log.warning("%s crashed and was started again; the episode is truncated.", self.name)
+        _log.warning("%s crashed and was started again.", self.name)
 
 
 def is_like(env: Any) -> bool:
