@@ -89,11 +89,14 @@ def listed(*arguments: str) -> list[dict[str, Any]]:
     return document
 
 
-def test_worlds_lists_every_world() -> None:
-    assert [w["id"] for w in listed("worlds")] == [w.id for w in worlds.available()]
-    assert {"id", "agents", "episode_limit", "description"} <= set(listed("worlds")[0])
+def test_worlds_lists_every_world_and_the_open_families() -> None:
+    *found, pettingzoo, smac = listed("worlds")
+    assert [w["id"] for w in found] == [w.id for w in worlds.available()]
+    assert {"id", "agents", "episode_limit", "description"} == set(found[0]) == set(smac)
+    assert (smac["id"], smac["agents"]) == ("smac:MAP", None)
+    assert pettingzoo["id"] == "pettingzoo:MODULE[?argument=value]"
     text = cli("worlds").out
-    assert all(w.id in text for w in worlds.available())
+    assert all(w.id in text for w in worlds.available()) and "smac:MAP" in text
 
 
 def test_algorithms_lists_all_five_and_what_crosses_between_agents() -> None:

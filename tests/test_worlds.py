@@ -187,9 +187,11 @@ def test_starcraft_limits_are_smacs() -> None:
         ("smx:3m", "unknown world 'smx:3m'; did you mean 'smax:3m'?"),
         ("3m", "unknown world '3m'; choose one of: smax-sc2:3m, smax:3m."),
         ("coordination", "unknown world 'coordination'; did you mean 'toy:coordination'?"),
-        ("chess", "unknown world family 'chess'; choose one of: jaxmarl, smax, smax-sc2, toy."),
-        ("smac:3m", "this version does not have yet; try 'smax-sc2:3m' instead"),
-        ("pettingzoo:mpe", "which this version does not have yet"),
+        (
+            "chess",
+            "unknown world family 'chess'; choose one of: jaxmarl, pettingzoo, smac, smax, "
+            "smax-sc2, toy.",
+        ),
     ],
 )
 def test_a_wrong_name_says_what_would_be_right(world_id: str, message: str) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
     from pevdn.runtime.network.trained import load_agent
+    from pevdn.worlds.checks import check_env
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Run",
     "UsageError",
     "__version__",
+    "check_env",
     "load",
     "load_agent",
     "reproduce",
@@ -46,6 +48,7 @@ _HOME = {
     "reproduce": "pevdn.experiment.reproduction",
     "load": "pevdn.experiment.policy",
     "load_agent": "pevdn.runtime.network.trained",
+    "check_env": "pevdn.worlds.checks",
     "Policy": "pevdn.experiment.policy",
     "PevdnError": "pevdn.errors",
     "UsageError": "pevdn.errors",

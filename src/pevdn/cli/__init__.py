@@ -13,6 +13,7 @@ from pevdn.cli import (
     attack,
     audit,
     budget,
+    check_env,
     config,
     evaluate,
     keys,
@@ -40,10 +41,10 @@ app = typer.Typer(
 
 COMMANDS = (
     *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
-    *(keys, party, world, presets, worlds, algorithms, config),
+    *(keys, party, world, presets, worlds, check_env, algorithms, config),
 )
 for command in COMMANDS:
-    app.command(command.__name__.rpartition(".")[2])(command.main)
+    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
 app.add_typer(team.app, name="team")
 
 

@@ -11,11 +11,19 @@ def main(as_json: Json = False) -> None:
     """List the worlds, with team size and episode limit."""
     from pevdn import worlds
 
-    found = worlds.available()
+    found = [asdict(world) for world in worlds.available()] + [
+        {
+            "id": f"{family}:{name}",
+            "agents": None,
+            "episode_limit": None,
+            "description": worlds.FAMILIES[family],
+        }
+        for family, name in worlds.OPEN_FAMILIES.items()
+    ]
     if as_json:
-        print_json([asdict(world) for world in found])
+        print_json(found)
         return
     print_table(
         ["world", "agents", "steps", "what it is"],
-        [[w.id, w.agents, w.episode_limit, w.description] for w in found],
+        [["–" if cell is None else cell for cell in world.values()] for world in found],
     )

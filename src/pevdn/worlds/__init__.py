@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import UsageError, unknown
 from pevdn.worlds.maps import (
@@ -20,15 +20,17 @@ from pevdn.worlds.maps import (
 )
 
 if TYPE_CHECKING:
-    from pevdn.worlds.base import World
+    from pevdn.worlds.base import HostedWorld, World
 
 FAMILIES = {
     "jaxmarl": "a cooperative world of JaxMARL",
+    "pettingzoo": "any parallel environment of PettingZoo with discrete actions",
+    "smac": "StarCraft II itself, through SMAC",
     "smax": "stock SMAX",
     "smax-sc2": "SMAX with StarCraft II's rules",
     "toy": "a toy with a known answer",
 }
-NOT_YET = {"smac": "StarCraft II itself, through SMAC", "pettingzoo": "PettingZoo's games"}
+OPEN_FAMILIES = {"pettingzoo": "MODULE[?argument=value]", "smac": "MAP"}  # not listed one by one
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class WorldInfo:
 
 
 def available() -> list[WorldInfo]:
-    """Every world that `make` can build."""
+    """Every world that `make` can build; of the open families there are any number besides."""
     stock = [
         WorldInfo(f"smax:{name}", m.allies, STOCK_LIMIT, f"{m.units}; {FAMILIES['smax']}")
         for name, m in BATTLE_MAPS.items()
@@ -60,11 +62,20 @@ def available() -> list[WorldInfo]:
 
 
 @functools.cache  # a world never changes, and compiled programs are kept per world object
-def make(world_id: str) -> World:
-    """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id."""
+def make(world_id: str) -> Any:
+    """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id.
+
+    It is a `World` or, for StarCraft II and PettingZoo, a `HostedWorld`.
+    """
     family, _, name = world_id.partition(":")
-    if family in NOT_YET:
-        raise _not_yet(world_id, family, name)
+    if family == "pettingzoo":
+        from pevdn.worlds import pettingzoo_worlds
+
+        return pettingzoo_worlds.make(world_id)
+    if family == "smac":
+        from pevdn.worlds import starcraft
+
+        return starcraft.make(world_id)
     if family == "jaxmarl" and name in JAXMARL_REFUSED:
         raise UsageError(f"world '{world_id}' {JAXMARL_REFUSED[name]}")
     listed = world_id.partition("?")[0] if family == "jaxmarl" else world_id
@@ -84,11 +95,20 @@ def make(world_id: str) -> World:
     return SmaxWorld(name, starcraft=family == "smax-sc2")
 
 
-def _not_yet(world_id: str, family: str, name: str) -> UsageError:
-    instead = f"; try 'smax-sc2:{name}' instead" if name in BATTLE_MAPS else ""
-    return UsageError(
-        f"world '{world_id}' needs {NOT_YET[family]}, which this version does not have yet{instead}"
-    )
+def adopt(
+    env: Any, *, max_steps: int | None = None, team_reward: str = "sum"
+) -> World | HostedWorld:
+    """The world of an object, or of a function or class that makes one.
+
+    An object is played as the one copy there is, and is not closed. Who makes it can have copies
+    side by side. `max_steps` is for an environment that does not say how long its episodes are;
+    `team_reward`, for PettingZoo: the "sum" of what the agents are paid, their "mean", or "common".
+    """
+    if isinstance(env, str):
+        return make(env)
+    from pevdn.worlds import objects
+
+    return objects.adopt(env, max_steps, team_reward)
 
 
 def _unknown_world(world_id: str) -> UsageError:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from jax import Array
+import numpy as np
 
 from pevdn.agent.interface import AgentSpec, Things
 
-__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World"]
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World", "host_step"]
 
 
 class Step(NamedTuple):
@@ -35,6 +38,14 @@ class Step(NamedTuple):
     done: Array  # () bool
     truncated: Array  # () bool, implies done
     won: Array  # () bool, meaningful when done
+
+
+def host_step(
+    observations: Any, available: Any, reward: float, done: bool, truncated: bool, won: bool
+) -> Step:
+    """A step of a world outside of JAX: the same with numpy's arrays and numbers."""
+    numbers: Any = (np.float32(reward), np.bool_(done), np.bool_(truncated), np.bool_(won))
+    return Step(tuple(observations), tuple(available), *numbers)
 
 
 @runtime_checkable
@@ -81,5 +92,6 @@ class HostedWorld:
     name: str
     agents: tuple[AgentSpec, ...]
     max_steps: int
-    build: Callable[[], HostEnv]  # can be pickled, unless there is one copy at most
+    build: Callable[..., HostEnv]  # can be pickled, unless there is one copy at most; takes
+    # drawn=True for a copy that can be drawn, if the world can
     copies: int | None = None  # the most that can exist side by side; None: any number

@@ -1,10 +1,11 @@
-"""Importing JaxMARL: one world without the others, and without what it prints."""
+"""Keeping simulators quiet, and importing one world of JaxMARL without the others."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -51,3 +52,17 @@ def silence() -> Iterator[None]:
     finally:
         for name, stream in streams.items():
             setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Sends what is printed to standard error, also by libraries in C and by other programs."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
