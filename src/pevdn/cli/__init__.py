@@ -15,6 +15,7 @@ from pevdn.cli import (
     budget,
     config,
     evaluate,
+    export,
     keys,
     ledger,
     party,
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
+    *(train, resume, reproduce, evaluate, export, attack, audit, budget, ledger),
     *(keys, party, world, presets, worlds, algorithms, config),
 )
 for command in COMMANDS:
