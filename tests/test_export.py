@@ -37,6 +37,7 @@ from pevdn.runtime.network.journal import Journal
 from pevdn.runtime.network.mind import Mind
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+PAGE = EXAMPLES.parent / "docs" / "export.md"
 NETWORKS = configuration.setting_fields()["network"].metadata["choices"]
 
 
@@ -267,6 +268,33 @@ def test_a_graph_takes_many_agents_at_a_time(player: ModuleType, tmp_path: Path)
             assert one.act(seen[n]) == action[n]
             np.testing.assert_allclose(one.q_values, q_values[n], atol=1e-5)
             np.testing.assert_allclose(one.memory, after[n], atol=1e-5)
+
+
+def test_the_example_on_the_page_runs_as_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pevdn.export(run, 0, format="onnx", out="agent-0.onnx")
+    policy, names = pevdn.load(run)[0], {}
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(block, PAGE, "exec"), names)
+    actions = [policy.act(np.zeros(policy.observation_size)) for _ in range(3)]
+    assert names["last_action"].tolist() == actions[-1:]
+    np.testing.assert_allclose(names["q_values"][0], policy.q_values, atol=1e-5)
+
+
+def test_every_array_and_fact_is_on_the_page(private: Run, tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    spec = AgentSpec(11, 5, (Things(0, 2, 2), Things(4, 3, 2, actions=2)))
+    for network in NETWORKS:
+        params = parameters(network, spec, np.random.default_rng(0))
+        for name in export.arrays(params):
+            shown = re.sub(r"encoders\.\d", "encoders.g", re.sub(r"scorers\.\d", "scorers.s", name))
+            stem, _, last = shown.rpartition(".")
+            assert f"`{shown}`" in page or (f"`{stem}." in page and f"`.{last}`" in page), name
+        assert all(f"`{fact}`" in page for fact in export.about(params))
+    for fact in pevdn.export(private, 0, out=tmp_path / "policy").facts:
+        assert f"`{fact}`" in page
 
 
 # --- what it says about the training ---------------------------------------------------------
@@ -509,6 +537,15 @@ def test_the_example_minds_masks_pictures_choices_and_who_has_left(tmp_path: Pat
     world = "leaving?width=3&max-steps=6"
     said = play_example("onnxruntime", world, *files, "--episodes", 1, cwd=tmp_path)
     assert said == f"mean return {total:.3f} over 1 episodes\n"
+
+
+def test_the_example_reads_observations_as_the_worlds_do(player: ModuleType) -> None:
+    spaces = pytest.importorskip("gymnasium.spaces")
+    space = spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(3, start=1)])
+    picture = np.array([[0, 51], [102, 255]], np.uint8)
+    found = player.numbers(space, (picture, 2))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [0, 0.2, 0.4, 1, 0, 1, 0], rtol=1e-6)
 
 
 @pytest.mark.slow
