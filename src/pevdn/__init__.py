@@ -17,6 +17,7 @@ from pevdn._platform import guard_against_deadlock, use_one_thread_on_few_cores
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
     from pevdn.experiment.directory import Run
+    from pevdn.experiment.export import export
     from pevdn.experiment.policy import Policy, load
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
@@ -31,6 +32,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "check_env",
+    "export",
     "load",
     "load_agent",
     "reproduce",
@@ -47,6 +49,7 @@ _HOME = {
     "Run": "pevdn.experiment.directory",
     "reproduce": "pevdn.experiment.reproduction",
     "load": "pevdn.experiment.policy",
+    "export": "pevdn.experiment.export",
     "load_agent": "pevdn.runtime.network.trained",
     "check_env": "pevdn.worlds.checks",
     "Policy": "pevdn.experiment.policy",

@@ -16,6 +16,7 @@ from pevdn.cli import (
     check_env,
     config,
     evaluate,
+    export,
     keys,
     ledger,
     party,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
+    *(train, resume, reproduce, evaluate, export, attack, audit, budget, ledger),
     *(keys, party, world, presets, worlds, check_env, algorithms, config),
 )
 for command in COMMANDS:
