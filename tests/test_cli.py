@@ -17,7 +17,7 @@ from pevdn.experiment.config import ALGORITHMS, setting_fields
 from pevdn.experiment.run import Run
 
 COMMANDS = [
-    *("train", "resume", "evaluate", "worlds", "algorithms", "config"),
+    *("train", "resume", "evaluate", "replay", "worlds", "algorithms", "config"),
     *("budget", "ledger", "audit", "attack", "presets", "reproduce"),
     *("keys", "party", "world", "team"),
 ]

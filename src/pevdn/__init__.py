@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.policy import Policy, load
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
+    from pevdn.experiment.watching import replay
     from pevdn.runtime.network.trained import load_agent
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "load",
     "load_agent",
+    "replay",
     "reproduce",
     "resume",
     "train",
@@ -44,6 +46,7 @@ _HOME = {
     "resume": "pevdn.experiment.run",
     "Run": "pevdn.experiment.directory",
     "reproduce": "pevdn.experiment.reproduction",
+    "replay": "pevdn.experiment.watching",
     "load": "pevdn.experiment.policy",
     "load_agent": "pevdn.runtime.network.trained",
     "Policy": "pevdn.experiment.policy",

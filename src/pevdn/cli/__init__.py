@@ -19,6 +19,7 @@ from pevdn.cli import (
     ledger,
     party,
     presets,
+    replay,
     reproduce,
     resume,
     team,
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(train, resume, reproduce, evaluate, attack, audit, budget, ledger),
+    *(train, resume, reproduce, evaluate, replay, attack, audit, budget, ledger),
     *(keys, party, world, presets, worlds, algorithms, config),
 )
 for command in COMMANDS:
