@@ -348,8 +348,8 @@ def _bar(axes: Axes, at: Any, size: float, part: float) -> None:
     wide = max(2 * size, 22.0)
     x, y = at[0] - wide / 2, at[1] + size + 5
     colour = GOOD if part > 0.6 else FAIR if part > 0.3 else BAD
-    axes.add_artist(Rectangle((x, y), wide, 4, color=EDGE, lw=0, zorder=3))
-    axes.add_artist(Rectangle((x, y), wide * min(part, 1.0), 4, color=colour, lw=0, zorder=3))
+    axes.add_artist(Rectangle((x, y), wide, 4, color=EDGE, lw=0, zorder=3.5))
+    axes.add_artist(Rectangle((x, y), wide * min(part, 1.0), 4, color=colour, lw=0, zorder=3.5))
 
 
 def _cross(axes: Axes, at: Any, size: float, colour: str) -> None:
