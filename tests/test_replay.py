@@ -22,11 +22,14 @@ from support import SMALL, cli
 
 import pevdn
 from pevdn import worlds
+from pevdn.experiment import config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.evaluate import evaluate
+from pevdn.experiment.run import evaluation_keys
 from pevdn.experiment.watching import Recording, drawing, looks, playing, record
 from pevdn.experiment.watching.picture import Painter, rows
-from pevdn.worlds.base import HostedWorld, Step
+from pevdn.runtime.simulation import Simulation
+from pevdn.worlds.base import AgentSpec, HostedWorld, Step
 from pevdn.worlds.smax import STARCRAFT_UNITS
 
 
@@ -89,6 +92,38 @@ def test_episodes_are_those_that_evaluate_plays(run: Run) -> None:
     assert np.mean([r.total_reward for r in shown]) == pytest.approx(row["return"])
     assert np.mean([r.won for r in shown]) == row["win_rate"]
     assert len({json.dumps(r.as_json()["start"]) for r in shown}) > 1
+
+
+class Dice:
+    """Three throws that pay what they show; the one agent has no choice."""
+
+    name, max_steps, agents = "my:dice", 3, (AgentSpec(1, 1),)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, Step]:
+        return jnp.zeros((), jnp.int32), self._seen(jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+    def step(self, key: jax.Array, state: jax.Array, actions: Any) -> tuple[jax.Array, Step]:
+        return state + 1, self._seen(state + 1, jax.random.uniform(key))
+
+    def _seen(self, thrown: jax.Array, reward: jax.Array) -> Step:
+        no = jnp.zeros((), bool)
+        return Step((jnp.zeros(1),), (jnp.ones(1, bool),), reward, thrown == 3, no, no)
+
+
+def test_chance_within_an_episode_is_that_of_an_evaluation() -> None:
+    wanted = config.make("pe-vdn-b", "toy:two-step", 10, settings={**SMALL, "eval_episodes": 2})
+    simulation = Simulation(Dice(), wanted)
+    learners = simulation.start(jnp.arange(1)).learners
+    keys = evaluation_keys(jnp.zeros(1, jnp.int32), 2**31 - 1)
+    score = jax.jit(simulation.evaluate)(tuple(x.params for x in learners), keys)
+    paid = [
+        sum(
+            step.reward
+            for step in playing.play(playing.stage_for(Dice(), k), Scripted(), None)["steps"]
+        )  # type: ignore[arg-type]
+        for k in range(2)
+    ]
+    assert np.mean(paid) == pytest.approx(float(score.total_reward[0]), abs=1e-5)
 
 
 def test_the_same_episode_gives_the_same_recording(run: Run) -> None:
@@ -270,7 +305,7 @@ def test_a_shot_is_drawn_when_it_is_fired_and_not_before(battle: Recording) -> N
     ]
     war, peace = Painter(battle), Painter(dataclasses.replace(battle, steps=peaceful))
     tick = next(k for k, v in enumerate(battle.steps[first].views) if v["shots"])
-    assert np.array_equal(war.at(first - 1), peace.at(first - 1))
+    assert np.array_equal(war.at(first + tick / 8), peace.at(first + tick / 8))
     assert not np.array_equal(war.at(first + (tick + 1) / 8), peace.at(first + (tick + 1) / 8))
 
 
