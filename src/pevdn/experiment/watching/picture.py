@@ -24,7 +24,7 @@ WIDTH, HEIGHT, HEAD, FOOT, SIDE = 720, 480, 58, 42, 280  # pixels; even when sca
 
 GROUND, SEEN, EDGE = "#0d1320", "#141d30", "#22304a"
 INK, DIM, FAINT = "#e8edf6", "#8b98b0", "#4a5873"
-TEAMS = ("#4cc2ff", "#ff7a66", "#f2c14e")  # ours, theirs, things
+TEAMS, TEAM_NAMES = ("#4cc2ff", "#ff7a66", "#f2c14e"), ("agents", "enemies", "landmarks")
 GOOD, FAIR, BAD = "#5bd68a", "#f2c14e", "#ff5d5d"
 SHOTS = ("#bfeaff", "#ffd0c4")
 TRAIL = 3.0  # steps
@@ -106,15 +106,17 @@ class Painter:
         axes.text(WIDTH / 2, 44, told, bbox=box, **style)
 
     def _legend(self, foot: Axes) -> None:
+        """The teams by colour, then the kinds of units by shape."""
         bodies = self.recording.scene["bodies"]
+        teams = {TEAM_NAMES[b["team"]]: (TEAMS[b["team"]], b["shape"]) for b in bodies}
+        kinds = {b["kind"]: (DIM, b["shape"]) for b in bodies if b["health"]}
+        if kinds:
+            teams = {name: (colour, (0, 0)) for name, (colour, _) in teams.items()}
         x = 22.0
-        seen = {(b["team"], b["kind"]): b for b in bodies}
-        for (team, kind), body in seen.items():
-            word = ("agents", "enemies", "")[team]
-            name = f"{word}: {kind}" if team < 2 and kind != "agent" else f"{kind}s"
-            _unit(foot, (x + 7, FOOT / 2), 7.5, body)
-            text = foot.text(x + 21, FOOT / 2 - 0.5, name, color=DIM, size=8.5, va="center")
-            x += 44 + text.get_window_extent(self._canvas.get_renderer()).width / self._px
+        for name, (colour, shape) in {**teams, **kinds}.items():
+            _unit(foot, (x + 7, FOOT / 2), 6, shape, colour)
+            text = foot.text(x + 19, FOOT / 2 - 0.5, name, color=DIM, size=8.5, va="center")
+            x += 40 + text.get_window_extent(self._canvas.get_renderer()).width / self._px
 
     # ---- the field -----------------------------------------------------------------------
 
@@ -159,7 +161,8 @@ class Painter:
             if not alive[i]:
                 _cross(axes, at[i], sizes[i] * 0.6, TEAMS[bodies[i]["team"]])
                 continue
-            _unit(axes, at[i], sizes[i], bodies[i], label=True)
+            colour = TEAMS[bodies[i]["team"]]
+            _unit(axes, at[i], sizes[i], bodies[i]["shape"], colour, bodies[i]["label"])
             if bodies[i]["health"]:
                 _bar(axes, at[i], sizes[i], health[i] / bodies[i]["health"])
         self._shots(axes, spot, at, sizes)
@@ -331,17 +334,17 @@ def rows(values: list[float], available: list[bool]) -> list[int]:
     return sorted(int(a) for a in best)
 
 
-def _unit(axes: Axes, at: Any, size: float, body: dict[str, Any], label: bool = False) -> None:
-    """A body of `size` pixels around its middle, in the shape of its kind."""
-    sides, turn = body["shape"]
-    fill: Any = {"facecolor": TEAMS[body["team"]], "edgecolor": GROUND, "lw": 1, "zorder": 3}
+def _unit(axes: Axes, at: Any, size: float, shape: Any, colour: str, label: str = "") -> None:
+    """A body of `size` pixels around its middle."""
+    sides, turn = shape
+    fill: Any = {"facecolor": colour, "edgecolor": GROUND, "lw": 1, "zorder": 3}
     patch: Any = Circle(at, size, **fill)
     if sides:
         patch = RegularPolygon(at, sides, radius=1.2 * size, orientation=math.radians(turn), **fill)
     axes.add_artist(patch)
     if label:
         style: Any = {"color": GROUND, "size": size * 0.72, "weight": "bold", "zorder": 3}
-        axes.text(at[0], at[1] - 0.5, body["label"], ha="center", va="center_baseline", **style)
+        axes.text(at[0], at[1] - 0.5, label, ha="center", va="center_baseline", **style)
 
 
 def _bar(axes: Axes, at: Any, size: float, part: float) -> None:
