@@ -17,7 +17,8 @@ from pevdn.experiment.config import ALGORITHMS, setting_fields
 from pevdn.experiment.run import Run
 
 COMMANDS = [
-    *("train", "resume", "evaluate", "export", "worlds", "algorithms", "config"),
+    *("train", "resume", "evaluate", "export", "replay", "worlds", "check-env"),
+    *("algorithms", "config"),
     *("budget", "ledger", "audit", "attack", "presets", "reproduce"),
     *("keys", "party", "world", "team"),
 ]

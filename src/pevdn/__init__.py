@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pevdn.experiment.policy import Policy, load
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
+    from pevdn.experiment.watching import replay
     from pevdn.runtime.network.trained import load_agent
     from pevdn.worlds.checks import check_env
 
@@ -35,6 +36,7 @@ __all__ = [
     "export",
     "load",
     "load_agent",
+    "replay",
     "reproduce",
     "resume",
     "train",
@@ -48,6 +50,7 @@ _HOME = {
     "resume": "pevdn.experiment.run",
     "Run": "pevdn.experiment.directory",
     "reproduce": "pevdn.experiment.reproduction",
+    "replay": "pevdn.experiment.watching",
     "load": "pevdn.experiment.policy",
     "export": "pevdn.experiment.export",
     "load_agent": "pevdn.runtime.network.trained",

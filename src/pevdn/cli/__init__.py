@@ -21,6 +21,7 @@ from pevdn.cli import (
     ledger,
     party,
     presets,
+    replay,
     reproduce,
     resume,
     team,
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(train, resume, reproduce, evaluate, export, attack, audit, budget, ledger),
+    *(train, resume, reproduce, evaluate, export, replay, attack, audit, budget, ledger),
     *(keys, party, world, presets, worlds, check_env, algorithms, config),
 )
 for command in COMMANDS:
