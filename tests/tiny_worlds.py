@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-
 import numpy as np
 
 from pevdn.worlds.base import AgentSpec, HostedWorld, Step

@@ -128,11 +128,11 @@ class _Group:
 
     def turn(self, note: Callable[[int], None] = lambda i: None) -> tuple[int, str] | None:
         """Obey all orders, or up to the first fault: whose it is, and what."""
-        for i in np.flatnonzero(self.rows["order"]):
+        for i in np.flatnonzero(self.rows["order"]).tolist():
             note(i)
             fault = self._obey(i, self.rows[i])
             if fault is not None:
-                return int(i), fault
+                return i, fault
         return None
 
     def _obey(self, i: int, row: Any) -> str | None:

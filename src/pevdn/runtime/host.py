@@ -108,9 +108,9 @@ class HostSimulation(SteppedSimulation):
         return self.advance
 
     def _compile_play(
-        self, program: Callable[..., Any], state: State, active: Array
+        self, program: Callable[..., Any], state: State, active: Any
     ) -> Callable[..., tuple[State, tuple[Episode, ...], Array]]:
-        return program(self._played, state, active)  # type: ignore[no-any-return]
+        return program(self._played, state, active)
 
     # ---- the host's part of Algorithm 1 -------------------------------------------------------
 

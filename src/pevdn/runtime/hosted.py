@@ -116,8 +116,7 @@ class HostedSimulation(SteppedSimulation):
     def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
         state = jax.eval_shape(self.start, seeds)
         next_key, keys, update_keys, _ = jax.eval_shape(self._draw, state.key, state.env_steps)
-        record = Record(self.world.agents, keys.size, self.world.max_steps, True)
-        played = jax.eval_shape(lambda: self._as_played(record, keys.shape))
+        played = self._like_played(keys.shape)
         active, limit = (jax.ShapeDtypeStruct(seeds.shape, kind) for kind in (bool, jnp.int32))
         given = (state, played, next_key, update_keys, active, limit)
         self._learn_from_block = jit(self._absorb, *given, donate=(0,)).lower(*given).compile()
@@ -215,7 +214,7 @@ class HostedSimulation(SteppedSimulation):
         """Episodes as they are stored, by kind (S, N, E, T, ...); none if nothing was recorded."""
         S, E = shape
 
-        def turned(x: np.ndarray) -> np.ndarray:
+        def turned(x: np.ndarray) -> Any:
             """(M, T, N, ...) to (S, N, E, T, ...)."""
             return np.moveaxis(x.reshape(S, E, *x.shape[1:]), 3, 1)
 
@@ -223,8 +222,11 @@ class HostedSimulation(SteppedSimulation):
             """(M, T) to (M, T, N), the same for all."""
             return np.repeat(x[..., None], agents, axis=-1)
 
-        length, total, won = (x.reshape(S, E) for x in (record.t, record.total, record.won))
-        rewards = np.asarray(learning.kept_reward(record.rewards, self.settings.reward_cap))
+        kept: Any = record.rewards
+        rewards = np.asarray(learning.kept_reward(kept, self.settings.reward_cap))
+        length: Any = record.t.reshape(S, E)
+        total: Any = record.total.reshape(S, E)
+        won: Any = record.won.reshape(S, E)
         episodes = [
             Episode(
                 observations=turned(record.observations[..., seen]),
@@ -232,13 +234,19 @@ class HostedSimulation(SteppedSimulation):
                 actions=turned(record.actions[..., kind.members]),
                 rewards=turned(for_each(rewards, len(kind.members))),
                 terminal=turned(for_each(record.terminal, len(kind.members))),
-                length=np.repeat(length[:, None], len(kind.members), axis=1),
+                length=length[:, None].repeat(len(kind.members), axis=1),
             )
             for kind, seen, offered in zip(
                 self.team.kinds, self._observed, self._offered, strict=True
             )
         ]
         return Played(tuple(episodes) if record.record else (), length, total, won)
+
+    def _like_played(self, shape: tuple[int, int]) -> Played:
+        """The shapes of a block that was played."""
+        record = Record(self.world.agents, shape[0] * shape[1], self.world.max_steps, True)
+        shapes: Played = jax.eval_shape(lambda: self._as_played(record, shape))
+        return shapes
 
     def _columns(self, sizes: Sequence[int]) -> list[np.ndarray]:
         """Where the agents of a kind (N, size) are in an array of all of them."""
@@ -305,11 +313,10 @@ class HostedHostSimulation(HostedSimulation, HostSimulation):
         return HostSimulation.compile(self, seeds, jit)
 
     def _compile_play(
-        self, program: Callable[..., Any], state: State, active: Array
+        self, program: Callable[..., Any], state: State, active: Any
     ) -> Callable[..., tuple[State, tuple[Episode, ...], Array]]:
         next_key, keys, _, _ = jax.eval_shape(self._draw, state.key, state.env_steps)
-        number, score = (jax.ShapeDtypeStruct(keys.shape, kind) for kind in (jnp.int32, float))
-        played = Played((), number, score, jax.ShapeDtypeStruct(keys.shape, bool))
+        played = self._like_played(keys.shape)._replace(episodes=())
         count = program(self._counted, state, played, next_key, active)
 
         def play_block(state: State, active: Array) -> tuple[State, tuple[Episode, ...], Array]:

@@ -27,8 +27,8 @@ def _problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
     observations, available, reward, done, truncated, won = step
     for name, views in (("observations", observations), ("available", available)):
         if not isinstance(views, Sequence) or len(views) != len(agents):
-            found = len(views) if isinstance(views, Sequence) else type(views).__name__
-            return f"gave {name} of {found} agents, not of {len(agents)}"
+            many = len(views) if isinstance(views, Sequence) else "no"
+            return f"gave {name} of {many} agents, not of {len(agents)}"
     for name, flag in (("done", done), ("truncated", truncated), ("won", won)):
         if not isinstance(flag, bool | np.bool) and not _is_flag(flag):
             return f"gave {name}={flag!r}, not true or false"
@@ -39,7 +39,7 @@ def _problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
         return f"gave the reward {reward!r}, not one number for the team"
     if not np.isfinite(number):
         return f"gave the reward {float(number)}"
-    plays_on = truncated or not done
+    plays_on = bool(truncated) or not done
     for i, (seen, open_, spec) in enumerate(zip(observations, available, agents, strict=True)):
         found = _problem_of_view(seen, open_, spec, plays_on)
         if found:
