@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from pevdn.worlds.base import AgentSpec, HostedWorld, Step
@@ -31,7 +38,7 @@ class TwoStep:
 
 
 class Coordination:
-    """As `pevdn.worlds.toy.Coordination` with two agents; cues as `cues_of` gives them."""
+    """As `pevdn.worlds.toy.Coordination` with two agents, but with the cues of `cues_of`."""
 
     cue_counts = (2, 3)
 
@@ -62,9 +69,70 @@ class Coordination:
         return tuple(np.array([wait] + [name] * k) for k in self.cue_counts)
 
 
-def cues_of(seed: int) -> tuple[int, int]:
+def cues_of(seed: Any) -> tuple[Any, Any]:
     return seed % 2, seed // 2 % 3
 
 
 TWO_STEP = HostedWorld("tiny:two-step", (AgentSpec(3, 2), AgentSpec(3, 2)), 2, TwoStep)
 COORDINATION = HostedWorld("tiny:coordination", (AgentSpec(5, 3), AgentSpec(6, 4)), 3, Coordination)
+
+
+@dataclass
+class Failing:
+    """The two-step game, until a copy makes its `after`-th step: then `how` happens."""
+
+    how: Callable[[Step], Any]
+    after: int = 2
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.game = TwoStep()
+
+    def reset(self, seed: int) -> Step:
+        return self.game.reset(seed)
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        self.made += 1
+        step = self.game.step(actions)
+        return self.how(step) if self.made == self.after else step  # type: ignore[no-any-return]
+
+    def close(self) -> None: ...
+
+
+def raises(step: Step) -> Step:
+    raise ValueError("the dice\nare lost")
+
+
+def hangs(step: Step) -> Step:
+    time.sleep(600)
+    return step
+
+
+def dies(step: Step) -> Step:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return step
+
+
+def leaves(step: Step) -> Step:
+    os._exit(3)
+
+
+def pays_nan(step: Step) -> Step:
+    return step._replace(reward=np.nan)
+
+
+def sees_infinity(step: Step) -> Step:
+    return step._replace(observations=(step.observations[0], np.array([0.0, 1e39, 0.0])))
+
+
+def grows(step: Step) -> Step:
+    return step._replace(observations=(np.zeros(4), step.observations[1]))
+
+
+def offers_nothing(step: Step) -> Step:
+    return step._replace(available=(np.zeros(2, bool),) * 2, done=False)
+
+
+def interrupts(step: Step) -> Step:
+    os.kill(os.getpid(), signal.SIGINT)
+    return step

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -99,10 +99,8 @@ class HostedSimulation(SteppedSimulation):
         self.n_copies = wanted or min(usual, world.copies or usual)
         self._observed = self._columns([spec.observation_size for spec in world.agents])
         self._offered = self._columns([spec.n_actions for spec in world.agents])
-        options = compiler_options()
-        self._next_draw = jax.jit(self._draw, compiler_options=options)
-        self._begin = jax.jit(self._begun, compiler_options=options)
-        self._decide = jax.jit(self._decided, compiler_options=options)
+        self._next_draw = jax.jit(self._draw)
+        self._playing: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     @cached_property
     def copies(self) -> Copies:
@@ -117,6 +115,7 @@ class HostedSimulation(SteppedSimulation):
         state = jax.eval_shape(self.start, seeds)
         next_key, keys, update_keys, _ = jax.eval_shape(self._draw, state.key, state.env_steps)
         played = self._like_played(keys.shape)
+        self._compile_playing(tuple(learner.params for learner in state.learners), keys)
         active, limit = (jax.ShapeDtypeStruct(seeds.shape, kind) for kind in (bool, jnp.int32))
         given = (state, played, next_key, update_keys, active, limit)
         self._learn_from_block = jit(self._absorb, *given, donate=(0,)).lower(*given).compile()
@@ -125,7 +124,13 @@ class HostedSimulation(SteppedSimulation):
     def prepare_evaluation(
         self, params: tuple[Parameters, ...], keys: Array, jit: Callable[..., Any]
     ) -> Callable[[], Callable[..., Score]]:
-        return lambda: self.evaluate
+        episodes = jax.eval_shape(lambda keys: split_keys(keys, self.settings.eval_episodes), keys)
+
+        def prepared() -> Callable[..., Score]:
+            self._compile_playing(params, episodes)
+            return self.evaluate
+
+        return prepared
 
     def evaluate(self, params: tuple[Parameters, ...], keys: Array) -> Score:
         keys = split_keys(keys, self.settings.eval_episodes)
@@ -163,7 +168,8 @@ class HostedSimulation(SteppedSimulation):
         """
         (S, E), T, rows = keys.shape, self.world.max_steps, self.copies.rows
         record = Record(self.world.agents, S * E, T, before is not None)
-        seeds, memories = self._begin(params, keys)
+        begin, decide = self._compile_playing(params, keys)
+        seeds, memories = begin(params, keys)
         seeds = np.asarray(seeds).ravel()
         waiting = np.flatnonzero(np.repeat(active, E))[::-1].tolist()
         on = np.full(len(rows), -1)  # (K,) the episode that a copy plays
@@ -172,7 +178,7 @@ class HostedSimulation(SteppedSimulation):
             if len(going):
                 moving = np.zeros(S * E, bool)
                 moving[on[going]] = True
-                actions, memories = self._decide(
+                actions, memories = decide(
                     params, memories, record.seen, record.open, keys, record.t, moving, epsilon
                 )
                 rows["actions"][going] = np.asarray(actions)[on[going]]
@@ -243,10 +249,9 @@ class HostedSimulation(SteppedSimulation):
         return Played(tuple(episodes) if record.record else (), length, total, won)
 
     def _like_played(self, shape: tuple[int, int]) -> Played:
-        """The shapes of a block that was played."""
+        """A block of nothing, to compile for."""
         record = Record(self.world.agents, shape[0] * shape[1], self.world.max_steps, True)
-        shapes: Played = jax.eval_shape(lambda: self._as_played(record, shape))
-        return shapes
+        return self._as_played(record, shape)
 
     def _columns(self, sizes: Sequence[int]) -> list[np.ndarray]:
         """Where the agents of a kind (N, size) are in an array of all of them."""
@@ -257,6 +262,21 @@ class HostedSimulation(SteppedSimulation):
         ]
 
     # ---- the compiled steps -------------------------------------------------------------------
+
+    def _compile_playing(self, params: tuple[Parameters, ...], keys: Any) -> tuple[Any, Any]:
+        """`_begun` and `_decided` for keys (S, E)."""
+        S, E = keys.shape
+        if (S, E) not in self._playing:
+            jit = partial(jax.jit, compiler_options=compiler_options())
+            record = Record(self.world.agents, S * E, 0, False)
+            _, memories = jax.eval_shape(self._begun, params, keys)
+            epsilon = jax.ShapeDtypeStruct((S,), jnp.float32)
+            given = (memories, record.seen, record.open, keys, record.t, record.won, epsilon)
+            self._playing[S, E] = (
+                jit(self._begun).lower(params, keys).compile(),
+                jit(self._decided).lower(params, *given).compile(),
+            )
+        return self._playing[S, E]
 
     def _begun(self, params: tuple[Parameters, ...], keys: Array) -> tuple[Array, Memories]:
         """The seeds (S, E) of the world, and what agents remember before the first step."""

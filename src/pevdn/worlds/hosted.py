@@ -1,4 +1,4 @@
-"""What a step of a world outside of JAX must be before it reaches an agent."""
+"""What a step of a world outside of JAX must be before it reaches an agent, and who takes none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from pevdn.agent.interface import AgentSpec
-from pevdn.worlds.base import Step
+from pevdn.errors import UsageError
+from pevdn.worlds.base import HostedWorld, Step, World
+
+
+def inside(world: World | HostedWorld, what: str) -> World:
+    """The world, if it is inside of JAX, as `what` needs it."""
+    if isinstance(world, HostedWorld):
+        raise UsageError(
+            f"world '{world.name}' is outside of JAX, but {what} needs one that compiles; take "
+            "another, such as smax-sc2:3m."
+        )
+    return world
 
 
 def problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
