@@ -26,6 +26,8 @@ from pevdn import worlds
 from pevdn.errors import UsageError, WorldFault
 from pevdn.experiment import config, run
 from pevdn.experiment.evaluate import evaluate
+from pevdn.privacy.attacks.target import Target
+from pevdn.privacy.dataflow import violations
 from pevdn.runtime.copies import IDLE, RESET, STEP, Copies, Fault
 from pevdn.runtime.host import simulation_for
 from pevdn.runtime.hosted import HostedSimulation, episode_seed
@@ -362,6 +364,16 @@ def test_what_is_wrong_with_a_step(changes: dict[str, Any], problem: str | None)
 def test_what_is_no_step_at_all() -> None:
     nothing: Any = None
     assert problem_of(nothing, tiny.TWO_STEP.agents) == "gave NoneType, not a Step"
+
+
+def test_what_needs_a_compiled_world_says_so(trained: dict[str, Run]) -> None:
+    wanted = config.make("pe-vdn-b", tiny.TWO_STEP.name, settings=SMALL)
+    for ask in (
+        lambda: violations(simulation_for(tiny.TWO_STEP, wanted)),
+        lambda: Target(trained["pe-vdn-b"]),
+    ):
+        with pytest.raises(UsageError, match="world 'tiny:two-step' is outside of JAX, but "):
+            ask()
 
 
 def test_the_command_line_takes_envs() -> None:
