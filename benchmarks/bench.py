@@ -18,8 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import hosted
 import jax
 import jax.numpy as jnp
 import network
@@ -303,6 +305,26 @@ def strangers() -> list[Row]:
     return rows
 
 
+def outside() -> list[Row]:
+    """A world outside of JAX, against a bare loop over the same copies with random actions."""
+    if find_spec("mpe2") is None:
+        sys.stderr.write("simple_spread is left out: mpe2 is not installed\n")
+        return []
+    speeds = hosted.measure()
+    where = f"{speeds.copies} copies in {speeds.processes} processes"
+    row = partial(Row, unit="×")
+    return [
+        row(
+            "simple_spread: playing over a bare loop", speeds.playing / speeds.bare, at_least=0.5,
+            note=f"{speeds.playing:.0f} over {speeds.bare:.0f} steps/s, {where}",
+        ),
+        row(
+            "simple_spread: playing and learning over a bare loop", speeds.training / speeds.bare,
+            note=f"{speeds.training:.0f} steps/s, an update an episode",
+        ),
+    ]  # fmt: skip
+
+
 GUARDED = {  # limits for CI, where a neighbour may disturb one of the two that are compared
     "one update: JaxMARL's over ours, episodes as played": ("at_least", 1.5),
     "cost of secret sharing over broadcast": ("at_most", 15),
@@ -345,7 +367,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--guard", action="store_true", help="only the ratios that CI watches")
     chosen = parser.parse_args()
-    rows = guard() if chosen.guard else trainings() + ratios(30.0) + growth(10.0) + strangers()
+    rows = (
+        guard()
+        if chosen.guard
+        else (trainings() + ratios(30.0) + growth(10.0) + strangers() + outside())
+    )
     if chosen.json:
         document = [{**row._asdict(), "reached": row.reached} for row in rows]
         sys.stdout.write(json.dumps(document, indent=2) + "\n")

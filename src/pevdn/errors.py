@@ -14,6 +14,10 @@ class UsageError(PevdnError):
     """The caller asked for something that does not exist or is out of range; exits with 2."""
 
 
+class WorldFault(PevdnError):
+    """A world outside of JAX failed, or gave what no world may give."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """`unknown setting 'gama'; did you mean 'gamma'?`"""
     names = sorted(known)

@@ -31,6 +31,10 @@ def main(
     buffer: Annotated[
         str | None, typer.Option(help="Where episodes are kept: device, or host for large teams.")
     ] = None,
+    envs: Annotated[
+        int | None,
+        typer.Option(help="Copies side by side of a world outside of JAX (default: by cores)."),
+    ] = None,
     epsilon_budget: Annotated[
         float | None,
         typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
@@ -48,6 +52,8 @@ def main(
     settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
     if buffer is not None:
         settings["buffer"] = buffer
+    if envs is not None:
+        settings["envs"] = envs
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
     wanted = presets.configure(algorithm, env, steps, seeds, seed, settings, preset)

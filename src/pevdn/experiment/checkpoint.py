@@ -78,7 +78,8 @@ class Checkpoints:
         number = int(np.sum(np.asarray(state.env_steps))) + progress.evaluations
         if number == self.latest:
             return
-        filled = int(min(np.max(np.asarray(state.episodes)), self.config.settings.buffer_size))
+        stored = int(min(np.max(np.asarray(state.episodes)), self.config.settings.buffer_size))
+        filled = max(1, stored)  # orbax saves no empty arrays
         learners, replays, counters = _flattened(state)
         replays = {k: v[:, :, :filled] for k, v in replays.items()}
         arrays = jax.tree.leaves((learners, replays, counters))

@@ -144,6 +144,16 @@ class Settings:
     eval_every: int = _setting(5000, "environment steps from one evaluation to the next", 1)
     eval_episodes: int = _setting(32, "greedy episodes of an evaluation", 1)
     checkpoint_every: int = _setting(50_000, "environment steps from one checkpoint to the next", 1)
+    # worlds outside of JAX
+    envs: int = _setting(
+        0,
+        "copies of a world outside of JAX; 0: one an episode played side by side, 4 a core at most",
+        0,
+        1024,
+    )
+    world_timeout: float = _setting(
+        120.0, "seconds that a world outside of JAX has for a step, or to start an episode", 0.01
+    )
 
 
 @dataclass(frozen=True)
@@ -376,6 +386,8 @@ def fingerprint(config: Config) -> str:
     values = dataclasses.asdict(config)
     if config.settings.buffer == "device":  # as it was before there was a choice
         del values["settings"]["buffer"]
+    for name in ("envs", "world_timeout"):  # how it is played, not what
+        del values["settings"][name]
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 """The directory of a run: everything about it, and nothing ever half written.
 
 config.yaml      what was asked for
+world.json       what agents see and do, if the world is outside of JAX or was an object
 metrics.jsonl    one line per seed and evaluation, written as it goes
 ledger.jsonl     with DP: every update, before it is made and after (and ledger.head)
 checkpoints/     the newest states; `pevdn resume` goes on from there

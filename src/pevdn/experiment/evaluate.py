@@ -21,27 +21,40 @@ def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, f
 
 
 def evaluate(
-    run: Run | str | Path, *, episodes: int = 128, seed: int = 0, model: str = "best"
+    run: Run | str | Path,
+    *,
+    env: Any = None,
+    episodes: int = 128,
+    seed: int = 0,
+    model: str = "best",
 ) -> list[dict[str, Any]]:
-    """One row for each seed of the run. `seed` chooses the episodes, the same for every model."""
+    """One row for each seed of the run. `seed` chooses the episodes, the same for every model.
+
+    A run in an object needs it again, as `env`.
+    """
     import jax
     import jax.numpy as jnp
 
-    from pevdn import worlds
     from pevdn._platform import cache_compilations
+    from pevdn.experiment import world as environment
     from pevdn.experiment.policy import team_parameters
-    from pevdn.runtime.simulation import Simulation
+    from pevdn.runtime.host import simulation_for
 
     episodes = number("episodes", episodes, int, 1, MOST)
     seed = number("seed", seed, int, 0, MOST)
     cache_compilations()
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
+    world = environment.again(run, env)
     params, _ = team_parameters(run, model)
     settings = dataclasses.replace(config.settings, eval_episodes=episodes)
-    simulation = Simulation(worlds.make(config.env), dataclasses.replace(config, settings=settings))
+    simulation = simulation_for(world, dataclasses.replace(config, settings=settings))
     keys = evaluation_keys(jnp.full(config.seeds, seed), 2**31 - 1)
-    score = jax.jit(simulation.evaluate)(params, keys)
+    try:
+        play = simulation.prepare_evaluation(params, keys, lambda f, *_: jax.jit(f))()
+        score = play(params, keys)
+    finally:
+        simulation.close()
     rows = []
     for lane in range(config.seeds):
         rate = float(score.win_rate[lane])

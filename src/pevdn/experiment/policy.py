@@ -114,7 +114,7 @@ def load(run: Run | str | Path, *, seed: int | None = None, model: str = "best")
 
 def team_parameters(run: Run | str | Path, model: str) -> tuple[tuple[Any, ...], Any]:
     """Parameters by kind (S, N, ...) of all seeds of a run, and its team."""
-    from pevdn import worlds
+    from pevdn.experiment import world as environment
     from pevdn.experiment.checkpoint import Checkpoints
     from pevdn.runtime.simulation import Simulation, where_lane
 
@@ -127,7 +127,7 @@ def team_parameters(run: Run | str | Path, model: str) -> tuple[tuple[Any, ...],
     kept = {"anchor": config.settings.anchor, "average": bool(config.settings.average_decay)}
     if not kept.get(model, True):
         raise UsageError(f"{run.path} was trained without an {model}; use model 'running'.")
-    simulation = Simulation(worlds.make(config.env), config)
+    simulation = Simulation(environment.outline(run), config)
     checkpoints = Checkpoints(run.path, config, read_only=True)
     learners, anchored = checkpoints.restore_learners(simulation)
     checkpoints.close()

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.experiment import config as configuration
 from pevdn.experiment import directory, presets
+from pevdn.experiment import world as environment
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
@@ -25,6 +26,7 @@ from pevdn.experiment.progress import Moment, Observer, Silent
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Checkpoints
     from pevdn.privacy.ledger import Ledger
+    from pevdn.worlds.base import HostedWorld, World
 
 
 class Interrupted(PevdnError):
@@ -37,7 +39,7 @@ class MessageRefused(PevdnError):
 
 def train(
     algorithm: str,
-    env: str = "smax-sc2:3m",
+    env: Any = "smax-sc2:3m",
     *,
     steps: int | None = None,
     seeds: int = 1,
@@ -52,10 +54,13 @@ def train(
 
     Settings are those that `pevdn config` lists, by name: `train("pe-vdn-c", noise_multiplier=2)`.
     They win over those of a `preset`. `steps` are the preset's, or 400,000, unless given. Seeds are
-    shared evenly by so many `devices`, or by "all" of the machine's.
+    shared evenly by so many `devices`, or by "all" of the machine's. `env` is the id of a world, or
+    an object that `pevdn.worlds.adopt` makes one of.
     """
-    config = presets.configure(algorithm, env, steps, seeds, seed, settings, preset)
-    return begin(config, out, observer, devices)
+    given = None if isinstance(env, str) else environment.find(env)
+    name = env if given is None else given.name
+    config = presets.configure(algorithm, name, steps, seeds, seed, settings, preset)
+    return begin(config, out, observer, devices, given)
 
 
 def begin(
@@ -63,11 +68,13 @@ def begin(
     out: str | Path | None = None,
     observer: Observer | None = None,
     devices: int | str = 1,
+    given: World | HostedWorld | None = None,
 ) -> Run:
-    """Train what a checked configuration asks for, in a new directory."""
-    from pevdn import worlds
+    """Train what a checked configuration asks for, in a new directory; in the world given if any.
 
-    world = worlds.make(config.env)
+    Its name has to be the configuration's `env`.
+    """
+    world = environment.find(config.env) if given is None else given
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
     run, observer = Run(path), observer or Silent()
@@ -81,6 +88,7 @@ def begin(
         path.mkdir(parents=True, exist_ok=True)
         with directory.lock(path):
             directory.refuse_taken(path)  # again: it takes a while to get here
+            environment.keep(path, world, given is not None)
             directory.write_whole(path / "config.yaml", configuration.to_text(config))
             training.go()
     return run
@@ -90,6 +98,7 @@ def resume(
     path: str | Path,
     observer: Observer | None = None,
     *,
+    env: Any = None,
     new_noise: bool = False,
     devices: int | str = 1,
 ) -> Run:
@@ -97,7 +106,8 @@ def resume(
 
     What was lost in a kill is computed again, bit for bit. With `new_noise` it is not: new random
     numbers are drawn, and the lost updates of a private run are counted as spent. `devices` may
-    be others than before, unless updates of a private run were lost and have to be repeated.
+    be others than before, unless updates of a private run were lost and have to be repeated. A run
+    in an object needs it again, as `env`.
     """
     run = Run(Path(path))
     config = run.config
@@ -108,9 +118,7 @@ def resume(
         )
     if run.finished:
         return run
-    from pevdn import worlds
-
-    world = worlds.make(config.env)
+    world = environment.again(run, env)
     training = _Training(run, config, world, observer or Silent(), devices)
     with directory.disk_errors(run.path), directory.lock(run.path):
         training.go(new_noise)
@@ -154,16 +162,18 @@ class _Training:
     ) -> None:
         from pevdn._platform import cache_compilations
         from pevdn.runtime.devices import Lanes
-        from pevdn.runtime.host import simulation_for
+        from pevdn.runtime.host import SteppedSimulation, simulation_for
 
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
         self.simulation = simulation_for(world, config)
         self.lanes = Lanes(devices, config.seeds, observer.note)
-        if self.lanes.devices > 1 and config.settings.buffer == "host":
+        if self.lanes.devices > 1 and isinstance(self.simulation, SteppedSimulation):
+            what, instead = "in a world outside of JAX", ""
+            if config.settings.buffer == "host":
+                what, instead = "with buffer=host", ", or keep the episodes on the devices"
             raise UsageError(
-                f"devices is {devices}, but a run with buffer=host has one; leave --devices out, "
-                "or keep the episodes on the devices."
+                f"devices is {devices}, but a run {what} has one; leave --devices out{instead}."
             )
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
@@ -175,7 +185,7 @@ class _Training:
 
     def go(self, new_noise: bool = False) -> None:
         self._began = time.monotonic()
-        with self._signals(), _memory_errors(self.run.path):
+        with self._signals(), _memory_errors(self.run.path), self._world():
             self._continue_or_begin(new_noise)
             self._compile()
             self._loop()
@@ -243,10 +253,9 @@ class _Training:
         self.observer.note("compiling (cached for the next time) …")
         state = jax.eval_shape(self.simulation.start, self.seeds)
         params = tuple(learner.params for learner in state.learners)
-        evaluate = self.lanes.jit(self.simulation.evaluate, params, state.key)
-        lowered = evaluate.lower(params, state.key)
+        evaluation = self.simulation.prepare_evaluation(params, state.key, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
-            evaluate = pool.submit(lowered.compile)
+            evaluate = pool.submit(evaluation)
             self.advance = self.simulation.compile(self.seeds, self.lanes.jit)
             self.evaluate = evaluate.result()
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
@@ -308,6 +317,7 @@ class _Training:
         import numpy as np
 
         ledger, chunk = self.ledger, None
+        most = min(most, self.simulation.at_once)
         limit = [configuration.MOST] * self.config.seeds
         if ledger is not None:
             if self.affordable is not None:
@@ -316,13 +326,19 @@ class _Training:
             chunk = ledger.reserve(until, most, limit, due, self.lanes.devices)
             most, limit = chunk.iterations, chunk.limit
         before = np.array(self.state.updates)  # a copy: the state is given away
-        self.state = self.advance(
-            self.state, jnp.int32(until), jnp.int32(most), jnp.array(limit, jnp.int32)
-        )
-        if ledger is not None and chunk is not None:
+        fault = None
+        try:
+            self.state = self.advance(
+                self.state, jnp.int32(until), jnp.int32(most), jnp.array(limit, jnp.int32)
+            )
+        except WorldFault as problem:  # while playing: nothing was learnt, and nothing spent
+            fault = problem
+        if ledger is not None and chunk is not None and not (fault and chunk.digest):
             made = np.asarray(self.state.updates) - before
             exposure = np.asarray(self.state.exposure)
             ledger.settle(chunk, made.tolist(), exposure.tolist(), digest(self.state))
+        if fault is not None:
+            raise fault
         return most
 
     def _evaluate(self) -> None:
@@ -455,6 +471,20 @@ class _Training:
                 self.latest,
             )
         )
+
+    @contextmanager
+    def _world(self) -> Iterator[None]:
+        """A world that fails is one sentence; what was learnt before is saved."""
+        try:
+            yield
+        except WorldFault as fault:
+            self._save()
+            raise WorldFault(
+                f"{fault}; what was learnt before is saved, go on with "
+                f"`pevdn resume {self.run.path}`."
+            ) from None
+        finally:
+            self.simulation.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

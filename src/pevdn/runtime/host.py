@@ -28,21 +28,39 @@ from pevdn.agent.learning import Learner
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.experiment.config import MOST, Config
-from pevdn.runtime.simulation import Simulation, State, split_keys
-from pevdn.worlds.base import World
+from pevdn.runtime.simulation import Played, Simulation, State, split_keys
+from pevdn.worlds.base import HostedWorld, World
 
 Sums = tuple[tuple[Parameters, ...], Array]  # of gradients by kind, and the largest refused message
 
 
-def simulation_for(world: World, config: Config) -> Simulation:
-    """The runtime that the setting `buffer` asks for."""
-    return (HostSimulation if config.settings.buffer == "host" else Simulation)(world, config)
+def simulation_for(world: World | HostedWorld, config: Config) -> Simulation:
+    """The runtime that the world and the setting `buffer` ask for."""
+    from pevdn.runtime.hosted import HostedHostSimulation, HostedSimulation
+
+    on_host = config.settings.buffer == "host"
+    if isinstance(world, HostedWorld):
+        return (HostedHostSimulation if on_host else HostedSimulation)(world, config)
+    return (HostSimulation if on_host else Simulation)(world, config)
 
 
-class HostSimulation(Simulation):
+class SteppedSimulation(Simulation):
+    """A simulation whose iterations the host makes, one after the other."""
+
+    def advance(self, state: State, until: Array, most: Array, limit: Array | int = MOST) -> State:
+        limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), state.key.shape)
+        for _ in range(int(most)):
+            active = self._active(state, until)
+            if not np.any(active):
+                break
+            state = self._iteration(state, active, limit)
+        return state
+
+
+class HostSimulation(SteppedSimulation):
     """A simulation whose episodes are in `replays`, beside the state and not in it."""
 
-    def __init__(self, world: World, config: Config) -> None:
+    def __init__(self, world: World | HostedWorld, config: Config) -> None:
         super().__init__(world, config)
         size = config.settings.buffer_size
         self.replays = {  # by kind, lane and agent
@@ -80,7 +98,7 @@ class HostSimulation(Simulation):
         keys = jax.eval_shape(lambda key: split_keys(key, 4), state.key)
         sums = jax.eval_shape(self._nothing, state)
         self._shapes = {steps: self._batch_shapes(lanes, steps) for steps in self.horizons}
-        self._play_block = program(self._played, state, yes)
+        self._play_block = self._compile_play(program, state, yes)
         self._plan = program(self._planned, state, lengths, keys, yes, limit)
         self._add = {
             steps: program(self._added, sums, state.learners, batches, padding, keys, part)
@@ -89,16 +107,12 @@ class HostSimulation(Simulation):
         self._finish = program(self._finished, state, sums, keys, yes)
         return self.advance
 
-    # ---- the host's part of Algorithm 1 -------------------------------------------------------
+    def _compile_play(
+        self, program: Callable[..., Any], state: State, active: Any
+    ) -> Callable[..., tuple[State, tuple[Episode, ...], Array]]:
+        return program(self._played, state, active)
 
-    def advance(self, state: State, until: Array, most: Array, limit: Array | int = MOST) -> State:
-        limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), state.key.shape)
-        for _ in range(int(most)):
-            active = self._active(state, until)
-            if not np.any(active):
-                break
-            state = self._iteration(state, active, limit)
-        return state
+    # ---- the host's part of Algorithm 1 -------------------------------------------------------
 
     def _iteration(self, state: State, active: Array, limit: Array | int) -> State:
         slots = np.asarray(state.episodes)[:, None] + np.arange(self.block)
@@ -159,9 +173,13 @@ class HostSimulation(Simulation):
     def _played(self, state: State, active: Array) -> tuple[State, tuple[Episode, ...], Array]:
         """RUN episodes: the state after them, themselves, and keys for the updates due."""
         played, next_key, update_keys = self._run(state)
-        state = self._append(state, played._replace(episodes=()), active)
-        state = state._replace(key=jnp.where(active, next_key, state.key))
+        state = self._counted(state, played._replace(episodes=()), next_key, active)
         return state, played.episodes, update_keys
+
+    def _counted(self, state: State, played: Played, next_key: Array, active: Array) -> State:
+        """The state after episodes that are kept elsewhere."""
+        state = self._append(state, played, active)
+        return state._replace(key=jnp.where(active, next_key, state.key))
 
     def _planned(
         self, state: State, lengths: Array, keys: Array, active: Array, limit: Array

@@ -32,7 +32,7 @@ from pevdn.experiment.config import MOST, Config, Settings
 from pevdn.privacy import mechanism
 from pevdn.runtime import tape
 from pevdn.runtime.team import Team
-from pevdn.worlds.base import AgentSpec, Step, World
+from pevdn.worlds.base import AgentSpec, HostedWorld, Step, World
 
 PART = 8  # episodes; more fill the cache, fewer leave the products too small
 
@@ -155,11 +155,17 @@ def rates_for(s: Settings, updates: Array, env_steps: Array) -> Rates:
     return Rates(step, target, average)
 
 
+def score_of(played: Played) -> Score:
+    return Score(played.won.mean(1), played.total_reward.mean(1), played.length.mean(1))
+
+
 class Simulation:
     """A world and a configuration, ready to run; all state is in `State`."""
 
-    def __init__(self, world: World, config: Config) -> None:
-        self.world = world
+    at_once = MOST  # iterations that one call of `advance` may make
+
+    def __init__(self, world: World | HostedWorld, config: Config) -> None:
+        self.world: Any = world
         self.config = config
         self.team = Team.of(world.agents)
         self.optimiser = optimiser_for(config)
@@ -261,7 +267,19 @@ class Simulation:
         """Greedy episodes for each lane, with keys (S,) that training never sees."""
         keys = split_keys(keys, self.settings.eval_episodes)
         played = self._play(params, keys, jnp.zeros(keys.shape[0]), record=False)
-        return Score(played.won.mean(1), played.total_reward.mean(1), played.length.mean(1))
+        return score_of(played)
+
+    def prepare_evaluation(
+        self, params: tuple[Parameters, ...], keys: Array, jit: Callable[..., Any]
+    ) -> Callable[[], Callable[..., Score]]:
+        """What compiles `evaluate` for arguments like these, in any thread."""
+        found: Callable[[], Callable[..., Score]] = (
+            jit(self.evaluate, params, keys).lower(params, keys).compile
+        )
+        return found
+
+    def close(self) -> None:
+        """Give back what a world outside of JAX holds."""
 
     def keep_anchor(self, state: State, win_rate: Array) -> State:
         """Where an evaluation (S,) of the average, or else of the parameters, beat the threshold:
@@ -284,7 +302,18 @@ class Simulation:
 
     def _iteration(self, state: State, active: Array, limit: Array | int) -> State:
         """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
-        played, next_key, update_keys = self._run(state)
+        return self._absorb(state, *self._run(state), active, limit)
+
+    def _absorb(
+        self,
+        state: State,
+        played: Played,
+        next_key: Array,
+        update_keys: Array,
+        active: Array,
+        limit: Array | int,
+    ) -> State:
+        """What follows after a block of episodes was played."""
         state = self._append(state, played, active)
         state = state._replace(key=jnp.where(active, next_key, state.key))
 
@@ -296,15 +325,19 @@ class Simulation:
 
     def _run(self, state: State) -> tuple[Played, Array, Array]:
         """A block of episodes, the lanes' next keys, and keys (U, S, 4) for the U updates due."""
-        keys = split_keys(state.key, 3)
-        s = self.settings
-        epsilon = acting.exploration(
-            state.env_steps, s.exploration_start, s.exploration_end, s.exploration_steps
-        )
+        next_key, episode_keys, update_keys, epsilon = self._draw(state.key, state.env_steps)
         params = tuple(learner.params for learner in state.learners)
-        played = self._play(params, split_keys(keys[:, 1], self.block), epsilon, record=True)
+        played = self._play(params, episode_keys, epsilon, record=True)
+        return played, next_key, update_keys
+
+    def _draw(self, keys: Array, env_steps: Array) -> tuple[Array, Array, Array, Array]:
+        """The lanes' next keys, keys of a block (S, E) and of its updates (U, S, 4), and ε (S,)."""
+        keys, s = split_keys(keys, 3), self.settings
+        epsilon = acting.exploration(
+            env_steps, s.exploration_start, s.exploration_end, s.exploration_steps
+        )
         update_keys = jnp.swapaxes(split_keys(keys[:, 2], self.updates_due, 4), 0, 1)
-        return played, keys[:, 0], update_keys
+        return keys[:, 0], split_keys(keys[:, 1], self.block), update_keys, epsilon
 
     def _due(
         self, state: State, keys: Array, active: Array, limit: Array | int

@@ -9,16 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pevdn import worlds
 from pevdn.agent import replay
 from pevdn.agent.learning import Learner
 from pevdn.agent.replay import Episode
 from pevdn.errors import UsageError
 from pevdn.exchange import Opened
 from pevdn.exchange.secret_shared import Code
+from pevdn.experiment import world as environment
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.directory import Run
 from pevdn.runtime.simulation import Simulation, each_agent
+from pevdn.worlds.hosted import inside
 
 BLOCK = 128  # episodes played at a time: the records of large teams are large
 EXPLORATION = 0.1
@@ -37,7 +38,8 @@ class Target:
 
     def __init__(self, run: Run) -> None:
         self.config = run.config
-        self.simulation = Simulation(worlds.make(self.config.env), self.config)
+        world = inside(environment.outline(run), "an attack")
+        self.simulation = Simulation(world, self.config)
         if len(self.simulation.team) < 2:
             raise UsageError(f"{run.path} trained a single agent, which has no teammate to fear.")
         checkpoints = Checkpoints(run.path, self.config, read_only=True)

@@ -27,6 +27,7 @@ from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.randomness import Secret
 from pevdn.runtime.network.roster import WORLD, Roster
 from pevdn.runtime.network.status import Status
+from pevdn.worlds.hosted import inside
 
 
 class WorldHost:
@@ -37,7 +38,7 @@ class WorldHost:
             raise UsageError(f"{roster.path} has no [world]: its parties have bodies of their own.")
         self.roster = roster
         self.parties = [party.name for party in roster.parties]
-        self.world = worlds.make(roster.config.env)
+        self.world = inside(worlds.make(roster.config.env), "a team of processes")
         folder.mkdir(parents=True, exist_ok=True)
         self.draws: Draws = (
             Rehearsal(roster.config.seed)

@@ -1,0 +1,138 @@
+"""The toy worlds outside of JAX, and worlds that fail: for worker processes, so without JAX."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pevdn.worlds.base import AgentSpec, HostedWorld, Step
+
+PAYOFFS = (((7, 7), (7, 7)), ((0, 1), (1, 8)))
+
+
+class TwoStep:
+    """As `pevdn.worlds.toy.TwoStep`."""
+
+    def reset(self, seed: int) -> Step:
+        self.game: int | None = None
+        return self._seen(0, 0.0, False)
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        first, second = actions
+        if self.game is None:
+            self.game = first
+            return self._seen(1 + first, 0.0, False)
+        return self._seen(3, float(PAYOFFS[self.game][first][second]), True)
+
+    def close(self) -> None: ...
+
+    def _seen(self, state: int, reward: float, done: bool) -> Step:
+        where, anything = np.eye(4)[state, :3], np.ones(2, bool)
+        return Step((where, where), (anything, anything), reward, done, False, done and reward >= 8)
+
+
+class Coordination:
+    """As `pevdn.worlds.toy.Coordination` with two agents, but with the cues of `cues_of`."""
+
+    cue_counts = (2, 3)
+
+    def reset(self, seed: int) -> Step:
+        self.cues, self.t, self.earned = cues_of(seed), 0, 0.0
+        return self._seen(0.0)
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        masks, reward = self._masks(), 0.0
+        for cue, mask, action in zip(self.cues, masks, actions, strict=True):
+            right = self.t == 2 and action == cue + 1
+            reward += float(right) if mask[action] else -1.0
+        self.t, self.earned = self.t + 1, self.earned + reward
+        return self._seen(reward)
+
+    def close(self) -> None: ...
+
+    def _seen(self, reward: float) -> Step:
+        clock, done = np.eye(4)[self.t, :3], self.t == 3
+        views = tuple(
+            np.concatenate([np.eye(k)[cue] * (self.t == 0), clock])
+            for cue, k in zip(self.cues, self.cue_counts, strict=True)
+        )
+        return Step(views, self._masks(), reward, done, False, done and self.earned >= 2)
+
+    def _masks(self) -> tuple[np.ndarray, ...]:
+        wait, name = self.t != 2, self.t in (0, 2)
+        return tuple(np.array([wait] + [name] * k) for k in self.cue_counts)
+
+
+def cues_of(seed: Any) -> tuple[Any, Any]:
+    return seed % 2, seed // 2 % 3
+
+
+TWO_STEP = HostedWorld("tiny:two-step", (AgentSpec(3, 2), AgentSpec(3, 2)), 2, TwoStep)
+COORDINATION = HostedWorld("tiny:coordination", (AgentSpec(5, 3), AgentSpec(6, 4)), 3, Coordination)
+
+
+@dataclass
+class Failing:
+    """The two-step game, until a copy makes its `after`-th step: then `how` happens."""
+
+    how: Callable[[Step], Any]
+    after: int = 2
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.game = TwoStep()
+
+    def reset(self, seed: int) -> Step:
+        return self.game.reset(seed)
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        self.made += 1
+        step = self.game.step(actions)
+        return self.how(step) if self.made == self.after else step  # type: ignore[no-any-return]
+
+    def close(self) -> None: ...
+
+
+def raises(step: Step) -> Step:
+    raise ValueError("the dice\nare lost")
+
+
+def hangs(step: Step) -> Step:
+    time.sleep(600)
+    return step
+
+
+def dies(step: Step) -> Step:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return step
+
+
+def leaves(step: Step) -> Step:
+    os._exit(3)
+
+
+def pays_nan(step: Step) -> Step:
+    return step._replace(reward=np.nan)
+
+
+def sees_infinity(step: Step) -> Step:
+    return step._replace(observations=(step.observations[0], np.array([0.0, 1e39, 0.0])))
+
+
+def grows(step: Step) -> Step:
+    return step._replace(observations=(np.zeros(4), step.observations[1]))
+
+
+def offers_nothing(step: Step) -> Step:
+    return step._replace(available=(np.zeros(2, bool),) * 2, done=False)
+
+
+def interrupts(step: Step) -> Step:
+    os.kill(os.getpid(), signal.SIGINT)
+    return step
