@@ -56,8 +56,8 @@ def record(
     q_values: int | None = None,
 ) -> Recording:
     """One greedy episode of the team that `pevdn.load` gives; the same every time."""
-    from pevdn import worlds
     from pevdn._platform import cache_compilations
+    from pevdn.experiment import world as environment
     from pevdn.experiment.policy import load
     from pevdn.experiment.watching import playing
 
@@ -70,8 +70,7 @@ def record(
         raise UsageError(
             f"q_values is {q_values}, but {config.env} has agents 0 to {len(policy) - 1}."
         )
-    world = worlds.make(config.env) if env is None else env
-    stage = playing.stage_for(world, episode)
+    stage = playing.stage_for(environment.again(run, env), episode)
     try:
         played = playing.play(stage, policy, q_values)
     finally:

@@ -17,6 +17,7 @@ from pevdn.experiment.policy import Policy
 from pevdn.experiment.run import evaluation_keys
 from pevdn.experiment.watching import looks
 from pevdn.experiment.watching.recording import PlayedStep, View
+from pevdn.runtime.hosted import episode_seed
 from pevdn.runtime.simulation import split_keys
 from pevdn.worlds.base import HostedWorld, HostEnv, Step, World
 
@@ -72,7 +73,7 @@ class HostStage:
 
     def __init__(self, world: HostedWorld, key: jax.Array) -> None:
         first = jax.random.fold_in(key, world.max_steps)
-        self._seed = int(jax.random.bits(first, dtype=jnp.uint32) >> 1)
+        self._seed = int(episode_seed(first))
         build: Callable[..., HostEnv] = world.build
         drawable = "drawn" in inspect.signature(build).parameters
         self._copy = build(drawn=True) if drawable else build()
