@@ -123,6 +123,21 @@ def test_a_world_gives_the_same_training_inside_of_jax_and_outside(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "env",
+    [tiny.TwoStepParallel(), tiny.TwoStepBattle(), tiny.TwoStepParallel],
+    ids=["PettingZoo", "SMAC", "who makes one"],
+)
+def test_objects_give_the_same_training_as_the_world_that_they_are(
+    env: Any, trained: dict[str, Run], tmp_path: Path
+) -> None:
+    found = pevdn.train("pe-vdn-b", env, steps=STEPS, out=tmp_path / "run", **SMALL)
+    assert found.config.env.startswith("object:TwoStep")
+    assert metrics_of(found.path) == metrics_of(trained["pe-vdn-b"].path)
+    for a, b in zip(parameters(found), parameters(trained["pe-vdn-b"]), strict=True):
+        assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("envs", [1, 3])
 def test_the_number_of_copies_changes_nothing(
     envs: int, trained: dict[str, Run], tmp_path: Path

@@ -7,9 +7,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium import spaces
 
 from pevdn.worlds.base import AgentSpec, HostedWorld, Step
 
@@ -35,6 +36,69 @@ class TwoStep:
     def _seen(self, state: int, reward: float, done: bool) -> Step:
         where, anything = np.eye(4)[state, :3], np.ones(2, bool)
         return Step((where, where), (anything, anything), reward, done, False, done and reward >= 8)
+
+
+class TwoStepParallel:
+    """The two-step game as a parallel environment of PettingZoo; the first agent is paid."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "two_step"}
+    possible_agents: ClassVar[list[str]] = ["first", "second"]
+    max_cycles = 2
+
+    def __init__(self) -> None:
+        self.game = TwoStep()
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0.0, 1.0, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return self._each(self.game.reset(0).observations), self._each([{}, {}])
+
+    def step(self, actions: dict[str, int]) -> Any:
+        after = self.game.step(tuple(actions[name] for name in self.possible_agents))
+        self.agents = [] if after.done else self.agents
+        return (
+            self._each(after.observations),
+            self._each([after.reward, 0.0]),
+            self._each([after.done] * 2),
+            self._each([False] * 2),
+            self._each([{"won": after.won}] * 2),
+        )
+
+    def close(self) -> None: ...
+
+    def _each(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+
+class TwoStepBattle:
+    """The two-step game with the interface of SMAC's `StarCraft2Env`."""
+
+    def __init__(self) -> None:
+        self.game = TwoStep()
+
+    def get_env_info(self) -> dict[str, int]:
+        return {"obs_shape": 3, "n_actions": 2, "n_agents": 2, "episode_limit": 2}
+
+    def reset(self) -> Any:
+        self.now = self.game.reset(0)
+        return self.get_obs(), None
+
+    def step(self, actions: Any) -> Any:
+        self.now = self.game.step(tuple(actions))
+        return self.now.reward, self.now.done, {"battle_won": self.now.won}
+
+    def get_obs(self) -> list[Any]:
+        return list(self.now.observations)
+
+    def get_avail_agent_actions(self, agent: int) -> list[int]:
+        return [1, 1]
+
+    def close(self) -> None: ...
 
 
 class Coordination:
