@@ -61,7 +61,7 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; \
 	fi; \
 	echo "Installing pevdn and its tools into .venv with $$($$python --version) (once; a minute or two)"; \
-	{ [ -x $(BIN)/pip ] || $$python -m venv --clear .venv; } && $(PIP) -e '.[dev,network,pettingzoo]'
+	{ [ -x $(BIN)/pip ] || $$python -m venv --clear .venv; } && $(PIP) -e '.[dev,network,pettingzoo,video]'
 	@touch $@
 
 $(DOCS): $(READY)

@@ -307,8 +307,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     def share(one: WorldHost, *args: Any, **named: Any) -> None:
         first(one, *args, **named)
-        kept[:] = kept or [one._reset, one._step]
-        one._reset, one._step = kept
+        kept[:] = kept or [one.episodes.programs]
+        (one.episodes.programs,) = kept
 
     monkeypatch.setattr(stage.WorldHost, "__init__", share)
     return monkeypatch

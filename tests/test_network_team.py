@@ -47,7 +47,7 @@ from pevdn.runtime.network import party as parties
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.party import Party
 from pevdn.runtime.network.roster import Roster
-from pevdn.runtime.network.stage import WorldHost
+from pevdn.runtime.network.stage import Inside, WorldHost
 
 SMALL: dict[str, Any] = {
     "hidden_size": 8,
@@ -108,7 +108,9 @@ def programs() -> Iterator[None]:
 
     def world(self: WorldHost, *args: Any, **options: Any) -> None:
         real_world(self, *args, **options)
-        self._reset, self._step = stage.setdefault(id(self.world), (self._reset, self._step))
+        if isinstance(self.episodes, Inside):
+            key = id(self.world)
+            self.episodes.programs = stage.setdefault(key, self.episodes.programs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parties, "Mind", mind)
@@ -278,6 +280,30 @@ def test_after_a_hundred_rounds_every_party_is_where_the_simulation_is(heard: He
         assert member.course.round >= 100
         found = [(x["env_steps"], x["episodes"], x["updates"]) for x in metrics_of(member.folder)]
         assert found == counts
+
+
+def test_a_world_outside_of_jax_can_be_hosted(tmp_path: Path) -> None:
+    """The two-step game of PettingZoo's kind: bit for bit the training in JAX's."""
+    changes = {"parallel_episodes": 3, "eval_episodes": 5}
+    there = make_team(tmp_path / "there", env="pettingzoo:tiny_worlds", steps=60, **changes)
+    here = make_team(tmp_path / "here", steps=60, **changes)
+    played = [members_of(team) for team in (there, here)]
+    assert play_all(played, 120) == [{}, {}]
+    for name in ("alice", "bob"):
+        mine, theirs = played[0][name], played[1][name]
+        assert mine.course.updates > 10
+        assert metrics_of(mine.folder) == metrics_of(theirs.folder)
+        for a, b in zip(params_of(mine), params_of(theirs), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_a_hosted_world_that_fails_stops_the_team_with_a_sentence(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", env="pettingzoo:tiny_worlds?fails=true", steps=60)
+    said = play(members_of(team))
+    assert set(said) == {"alice", "bob", "world"}
+    for text in said.values():
+        assert "raised ValueError: the dice are lost, at step 2 (reset with " in text
+        assert_one_sentence(text)
 
 
 def assert_near(simulation: Simulation, state: Any, members: list[Party]) -> None:

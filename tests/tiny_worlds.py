@@ -45,8 +45,8 @@ class TwoStepParallel:
     possible_agents: ClassVar[list[str]] = ["first", "second"]
     max_cycles = 2
 
-    def __init__(self) -> None:
-        self.game = TwoStep()
+    def __init__(self, fails: bool = False) -> None:
+        self.game: Any = Failing(raises) if fails else TwoStep()
 
     def observation_space(self, agent: str) -> Any:
         return spaces.Box(0.0, 1.0, (3,), np.float32)
@@ -73,6 +73,9 @@ class TwoStepParallel:
 
     def _each(self, values: Any) -> dict[str, Any]:
         return dict(zip(self.possible_agents, values, strict=True))
+
+
+parallel_env = TwoStepParallel  # so that this module is a world: pettingzoo:tiny_worlds
 
 
 class TwoStepBattle:

@@ -23,11 +23,8 @@ FILE = "world.json"
 def find(env: Any) -> World | HostedWorld:
     """The world with this id, or of this object."""
     from pevdn import worlds
-    from pevdn.worlds.base import HostedWorld
 
-    if isinstance(env, str):
-        return worlds.make(env)
-    return env if isinstance(env, HostedWorld) else worlds.adopt(env)
+    return worlds.adopt(env)
 
 
 def keep(path: Path, world: World | HostedWorld, given: bool) -> None:

@@ -20,7 +20,6 @@ from pevdn.experiment.run import Interrupted
 from pevdn.runtime.network import keys, status
 from pevdn.runtime.network import roster as rosters
 from pevdn.runtime.network.roster import WORLD, Roster
-from pevdn.worlds.hosted import inside
 
 Reports = dict[str, dict[str, Any]]
 
@@ -36,7 +35,7 @@ def make(out: Path, config: Config, mode: str, patience: float, rehearsal: bool)
                 "another --out."
             )
         return found
-    agents = len(inside(worlds.make(config.env), "a team of processes").agents)
+    agents = len(worlds.make(config.env).agents)
     *ports, last = _free_ports(agents + 1)
     parties = [(f"agent-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports)]
     return keys.create(out, config, parties, f"127.0.0.1:{last}", mode, patience, rehearsal)

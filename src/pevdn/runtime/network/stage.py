@@ -19,15 +19,93 @@ import jax.numpy as jnp
 import numpy as np
 
 from pevdn import worlds
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import PevdnError, UsageError, WorldFault
+from pevdn.experiment.config import Config
+from pevdn.runtime.copies import RESET, STEP, Copies, Fault
+from pevdn.runtime.hosted import episode_seed
 from pevdn.runtime.network import wire_pb2 as wire
 from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Seen, to_sight
 from pevdn.runtime.network.council import DONE, Council, Left, Stopped, ViewChanged
+from pevdn.runtime.network.course import block_size
 from pevdn.runtime.network.draws import Draws, Own, Rehearsal
 from pevdn.runtime.network.randomness import Secret
 from pevdn.runtime.network.roster import WORLD, Roster
 from pevdn.runtime.network.status import Status
-from pevdn.worlds.hosted import inside
+from pevdn.worlds.base import HostedWorld, Step, World
+
+
+class Inside:
+    """Episodes of a world in JAX, all in one call."""
+
+    def __init__(self, world: World) -> None:
+        T = world.max_steps
+
+        def reset(keys: jax.Array) -> Any:
+            return jax.vmap(lambda key: world.reset(jax.random.fold_in(key, T)))(keys)
+
+        def step(keys: jax.Array, t: jax.Array, state: Any, actions: Any) -> Any:
+            now = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t))[1])(keys)
+            return jax.vmap(world.step)(now, state, jax.tree.map(jnp.asarray, actions))
+
+        self.programs = jax.jit(reset), jax.jit(step)
+
+    async def reset(self, keys: jax.Array) -> Step:
+        self._keys = keys
+        self._state, step = self.programs[0](keys)
+        return step
+
+    async def step(self, t: int, actions: tuple[np.ndarray, ...], going: np.ndarray) -> Step:
+        self._state, step = self.programs[1](self._keys, t, self._state, actions)
+        return step
+
+    def close(self) -> None: ...
+
+
+class Outside:
+    """Episodes of a world outside of JAX, each in a copy of its own, in processes of their own."""
+
+    def __init__(self, world: HostedWorld, count: int, timeout: float) -> None:
+        self._world, self._copies = world, Copies(world, count, timeout)
+        sizes = [(spec.observation_size, spec.n_actions) for spec in world.agents]
+        self._ends = np.cumsum(sizes, axis=0)[:-1].T  # where agents end in a row of all of them
+
+    async def reset(self, keys: jax.Array) -> Step:
+        first = jax.vmap(lambda key: jax.random.fold_in(key, self._world.max_steps))(keys)
+        self._rows = self._copies.rows[: len(keys)]
+        self._rows["seed"] = jax.vmap(episode_seed)(first)
+        self._rows["order"] = RESET
+        return await self._turn(0)
+
+    async def step(self, t: int, actions: tuple[np.ndarray, ...], going: np.ndarray) -> Step:
+        self._rows["actions"] = np.stack(actions, axis=-1)
+        self._rows["order"][going] = STEP
+        return await self._turn(t + 1)
+
+    async def _turn(self, t: int) -> Step:
+        try:
+            await asyncio.to_thread(self._copies.turn)  # the others hear from us meanwhile
+        except Fault as fault:
+            when = f"at step {t}" if t else "at its start"
+            raise WorldFault(
+                f"world '{self._world.name}' {fault.what}, {when} (reset with "
+                f"{self._rows['seed'][fault.copy]})."
+            ) from None
+        rows = self._rows.copy()
+        views: Any = [
+            tuple(np.split(rows[name], ends, axis=1))
+            for name, ends in zip(("observations", "available"), self._ends, strict=True)
+        ]
+        return Step(*views, *(rows[name] for name in ("reward", "done", "truncated", "won")))
+
+    def close(self) -> None:
+        self._copies.close()
+
+
+def episodes_of(world: World | HostedWorld, config: Config) -> Inside | Outside:
+    if not isinstance(world, HostedWorld):
+        return Inside(world)
+    count = max(block_size(config), config.settings.eval_episodes)
+    return Outside(world, count, config.settings.world_timeout)
 
 
 class WorldHost:
@@ -38,7 +116,8 @@ class WorldHost:
             raise UsageError(f"{roster.path} has no [world]: its parties have bodies of their own.")
         self.roster = roster
         self.parties = [party.name for party in roster.parties]
-        self.world = inside(worlds.make(roster.config.env), "a team of processes")
+        self.world = worlds.make(roster.config.env)
+        self.episodes = episodes_of(self.world, roster.config)
         folder.mkdir(parents=True, exist_ok=True)
         self.draws: Draws = (
             Rehearsal(roster.config.seed)
@@ -50,7 +129,6 @@ class WorldHost:
             roster, WORLD, key, lambda: self.completed, listen=listen, folder=folder
         )
         self.status = Status(folder, self.council)
-        self._reset, self._step = jax.jit(self._reset_all), jax.jit(self._step_all)
 
     async def run(self) -> None:
         """Play whenever all parties are ready, until they say farewell."""
@@ -86,6 +164,7 @@ class WorldHost:
             raise
         finally:
             beat.cancel()
+            self.episodes.close()
             self.status.write()
             await self.council.stop()
 
@@ -100,15 +179,14 @@ class WorldHost:
             raise PevdnError(f"the parties want different things in round {round}.")
         E, T = ready.episodes, self.world.max_steps
         draw = self.draws.world if ready.purpose == wire.TRAIN else self.draws.evaluation
-        keys = draw(ready.number, E)
-        state, step = self._reset(keys)
+        step = await self.episodes.reset(draw(ready.number, E))
         going = np.ones(E, bool)
         await self._show(round, 0, step, np.full(E, GOING, np.uint8), going)
         for t in range(T):
             choices = await self.council.hear(self.parties, round, "choice", t)
             actions = tuple(self._actions(name, choices[name], E) for name in self.parties)
             with self.status.spending("computing"):
-                state, step = self._step(keys, t, state, actions)
+                step = await self.episodes.step(t, actions, going)
                 done, truncated, won = map(np.asarray, (step.done, step.truncated, step.won))
             flags = GOING * going + ENDED * (going & done)
             flags += BY_THE_CLOCK * (going & truncated) + WON * (going & done & won)
@@ -146,14 +224,6 @@ class WorldHost:
         if actions.shape != (episodes,) or actions.max() >= most:
             raise PevdnError(f"{name} chose actions that do not exist.")
         return actions
-
-    def _reset_all(self, keys: jax.Array) -> Any:
-        T = self.world.max_steps
-        return jax.vmap(lambda key: self.world.reset(jax.random.fold_in(key, T)))(keys)
-
-    def _step_all(self, keys: jax.Array, t: jax.Array, state: Any, actions: Any) -> Any:
-        now = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t))[1])(keys)
-        return jax.vmap(self.world.step)(now, state, jax.tree.map(jnp.asarray, actions))
 
     async def _beat(self) -> None:
         while True:
