@@ -1,8 +1,8 @@
 """Copies of a world outside of JAX, stepped side by side in processes of their own.
 
 A worker process holds a few copies. What a copy is told and what it gives are one row of memory
-that both processes see; a word through a pipe says whose turn it is. Workers import this module
-and whatever builds the world, and no JAX.
+that both processes see, and so is the number of turns begun; a word through a pipe ends a turn, and
+wakes a worker up that sleeps. Workers import this module and whatever builds the world, and no JAX.
 
 Shapes: K copies, N agents, O and A the sizes of all agents' observations and actions together.
 """
@@ -10,6 +10,7 @@ Shapes: K copies, N agents, O and A the sizes of all agents' observations and ac
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -32,7 +33,15 @@ from pevdn.worlds.hosted import problem_of
 IDLE, RESET, STEP = range(3)
 GRACE = 5.0  # seconds that a world has to close
 OURS = (signal.SIGINT, signal.SIGTERM)  # for the parent alone, which then closes its workers
-WATCH = np.dtype([("copy", np.int64), ("since", np.float64)])  # what a worker is busy with
+AWAKE = 2e-3  # seconds that a worker looks out for its next turn before it sleeps
+WATCH = np.dtype(
+    [
+        ("copy", np.int64),  # what a worker is busy with
+        ("since", np.float64),
+        ("turns", np.int64),  # that have begun
+        ("asleep", bool),
+    ]
+)
 
 
 class Fault(Exception):
@@ -185,9 +194,11 @@ class _Worker:
         told = np.flatnonzero(self.rows["order"])
         if not len(told):
             return False
-        self.watch[0] = told[0], time.monotonic()
-        with suppress(OSError):  # it has died: `hear` says so
-            self.words.send_bytes(b"turn")
+        self.watch["copy"], self.watch["since"] = told[0], time.monotonic()
+        self.watch["turns"] += 1
+        if self.watch["asleep"][0]:
+            with suppress(OSError):  # it has died: `hear` says so
+                self.words.send_bytes(b"turn")
         return True
 
     def hear(self, timeout: float) -> None:
@@ -300,16 +311,29 @@ def _work(
     busy = np.frombuffer(watch, WATCH)[first : first + 1]
 
     def note(i: int) -> None:
-        busy[0] = i, time.monotonic()
+        busy["copy"], busy["since"] = i, time.monotonic()
 
     try:
         with suppress(EOFError, OSError):
-            while True:
-                words.recv_bytes()
+            for turn in itertools.count(1):
+                _await(turn, busy, words)
                 fault = group.turn(note)
                 words.send_bytes(pickle.dumps(fault) if fault else b"")
     finally:
         group.close()
+
+
+def _await(turn: int, watch: np.ndarray, words: Connection) -> None:
+    """Until so many turns have begun: awake at first, for it takes long to wake a process up."""
+    until = time.monotonic() + AWAKE
+    while watch["turns"][0] < turn:
+        if time.monotonic() < until:
+            os.sched_yield()
+            continue
+        watch["asleep"] = True
+        if watch["turns"][0] < turn and words.poll(0.1):  # both may have looked too early
+            words.recv_bytes()
+    watch["asleep"] = False
 
 
 def _outlive_nobody() -> None:
