@@ -338,7 +338,7 @@ def test_without_noise_nothing_is_promised(tmp_path: Path) -> None:
     ("model", "changes", "told"),
     [
         ("best", {"anchor": True}, "anchor, or running if there is none"),
-        ("best", {"anchor": True, "average_decay": 0.9}, "average"),
+        ("best", {"anchor": True, "average_decay": 0.9}, "anchor, or average if there is none"),
         ("running", {"average_decay": 0.9}, "running"),
     ],
 )

@@ -118,9 +118,8 @@ def _named(config: Config, model: str) -> str:
     """What `best` stands for."""
     if model != "best":
         return model
-    if config.settings.average_decay:
-        return "average"
-    return "anchor, or running if there is none" if config.settings.anchor else "running"
+    newest = "average" if config.settings.average_decay else "running"
+    return f"anchor, or {newest} if there is none" if config.settings.anchor else newest
 
 
 def _write(path: Path, content: bytes) -> None:
