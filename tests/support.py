@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pevdn
 from pevdn import worlds
@@ -46,6 +47,11 @@ PRIVATE: dict[str, Any] = {
     "average_decay": 0.0,
 }
 WORLD = {"pe-vdn-b": "toy:two-step", "pe-vdn-c": "toy:coordination"}
+
+
+def slow(*values: Any) -> Any:
+    """A case of a test that `make test-slow` runs; the others stand for it elsewhere."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def small(algorithm: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from support import (
     lines_in,
     lines_saved,
     metrics_of,
+    slow,
     start,
     train,
     train_arguments,
@@ -144,10 +145,6 @@ def test_what_does_not_change_costs_one_bit() -> None:
     assert replay.nbytes == masks + T * (2 + 4) + 4 * (O - 1)
 
 
-def slow(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 # --- training ----------------------------------------------------------------------------------
 
 
@@ -190,7 +187,8 @@ class Walk:
         )
 
 
-@pytest.mark.parametrize("name", [slow("pe-vdn-b"), "pe-vdn-c"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pe-vdn-b", "pe-vdn-c"])
 def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None:
     settings = {
         "hidden_size": 8,
@@ -226,7 +224,8 @@ def rows(run: Run) -> dict[tuple[int, int, int], list[bytes]]:
     return {name: replay.rows for name, replay in simulation.replays.items()}
 
 
-@pytest.mark.parametrize("name", [slow("pe-vdn-b"), "pe-vdn-c"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pe-vdn-b", "pe-vdn-c"])
 def test_a_killed_run_ends_as_if_it_never_had_been(tmp_path: Path, name: str) -> None:
     long = {"steps": 600, "checkpoint_every": 200}
     reference = train(name, tmp_path / "whole", buffer="host", **long)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import slow
 
 from pevdn import worlds
 from pevdn.experiment import config
@@ -34,7 +35,7 @@ def returns(algorithm: str, env: str, steps: int, **settings) -> np.ndarray:
     return np.asarray(score.total_reward)
 
 
-LEARNERS = ["vdn", pytest.param("pe-vdn-a", marks=pytest.mark.slow), "pe-vdn-b"]
+LEARNERS = [slow("vdn"), slow("pe-vdn-a"), "pe-vdn-b"]
 
 
 @pytest.mark.parametrize("algorithm", LEARNERS)

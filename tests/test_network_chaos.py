@@ -581,6 +581,7 @@ def test_who_was_killed_after_the_last_round_comes_back_for_who_missed_its_end(
     assert len({one.course.round for one in parties.values()}) == 1
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_ever_for_one_who_does_not_come_back(
     one_process: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

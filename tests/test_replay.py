@@ -278,7 +278,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
         asked.append(drawn)
         return copy
 
-    world = HostedWorld("my:lamp", agents, 30, build)
+    world = HostedWorld("toy:coordination", agents, 30, build)
     shown = pevdn.replay(run, tmp_path / "lamp.gif", env=world)
     pictures = [Image.open(io.BytesIO(base64.b64decode(v["png"]))) for v in views_of(shown)]
     lights = [np.asarray(picture)[0, 0, 0] for picture in pictures]
@@ -288,7 +288,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
 
 
 def test_a_world_that_does_not_draw_itself_is_a_table(run: Run) -> None:
-    world = HostedWorld("my:lamp", worlds.make("toy:coordination").agents, 30, Lamp)
+    world = HostedWorld("toy:coordination", worlds.make("toy:coordination").agents, 30, Lamp)
     shown = record(run, env=world)
     assert shown.scene == {"kind": "table"}
     assert shown.actions[1][3]["name"] == "action 3" and shown.total_reward == len(shown.steps)

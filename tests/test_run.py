@@ -810,13 +810,13 @@ def test_the_best_model_is_the_anchor_once_there_is_one(finished: dict[str, Run]
 
 
 def test_the_average_is_evaluated_kept_and_loaded_before_the_running_model(tmp_path: Path) -> None:
-    settings = {"network": "entities", "average_decay": 0.9, "anchor": False}
+    settings = {"average_decay": 0.9, "anchor_penalty": 0.0, "anchor_threshold": 1.0}  # no anchor
     run = train("pe-vdn-c", tmp_path / "run", **settings)
     assert all(0 <= line["win_rate_average"] <= 1 for line in run.metrics)
     late = [x["win_rate_average"] for x in run.metrics if x["env_steps"] >= 100]
     assert run.summary["late_win_rate_average"] == pytest.approx(sum(late) / len(late))
     best, average, running = (
-        pevdn.load(run, model=model)[0].params.core.weight
+        pevdn.load(run, model=model)[0].params.output_weight
         for model in ("best", "average", "running")
     )
     assert np.array_equal(best, average)
