@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import small
+from support import slow, small
 
 import pevdn
 from pevdn import worlds
@@ -382,7 +382,7 @@ def test_a_world_comes_alone_and_in_silence_and_every_one_of_jaxmarls_is_known()
 # --- learning --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c"])
+@pytest.mark.parametrize("algorithm", ["pe-vdn-b", slow("pe-vdn-c")])
 def test_a_team_trains_on_simple_spread(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,10 +289,10 @@ def trace(algorithm: str, iterations: int, seeds: int = 1, **settings):
     "settings",
     [
         {},
-        {"update_every": 4},
+        slow({"update_every": 4}),
         {"buffer_throughput": 2.0, "parallel_episodes": 3},
         {"learning_starts": 5, "parallel_episodes": 1, "update_every": 3},
-        {"buffer_size": 15, "parallel_episodes": 4},
+        slow({"buffer_size": 15, "parallel_episodes": 4}),
     ],
 )
 def test_exposure_is_the_most_updates_any_episode_was_in_the_buffer_for(settings):

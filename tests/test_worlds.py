@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import slow
 
 from pevdn import worlds
 from pevdn.errors import UsageError
@@ -250,7 +251,7 @@ def test_an_agent_observes_every_other_unit_and_may_target_every_enemy(name: str
 # --- battles ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_id", PLAYED)
+@pytest.mark.parametrize("world_id", [*PLAYED[:-1], slow(PLAYED[-1])])
 def test_a_dead_agent_sees_nothing_and_can_only_stop(world_id: str) -> None:
     n = len(worlds.make(world_id).agents)
     for tactic in (FIGHT, RANDOM):
