@@ -186,6 +186,14 @@ def test_a_thing_that_is_not_seen_adds_nothing_to_the_core():
     assert np.allclose(q[..., :4], q_fewer, atol=1e-5)
 
 
+def test_a_group_of_no_things_changes_nothing_of_what_is_the_agents_own():
+    """Wherever it is said to start, own numbers are those that belong to no thing."""
+    some, none = Things(0, 2, 3), Things(0, 0, 3)
+    for groups in ((some, none), (none, some)):
+        params = entities.initialise(KEY, AgentSpec(8, 4, groups), H)
+        assert params.own.weight.shape == (2, H)
+
+
 def test_entities_on_3m_have_a_fifth_of_the_parameters_and_act_as_they_learn():
     spec = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))
     params = networks.initialise("entities", KEY, spec, 32)

@@ -265,5 +265,5 @@ def _rest(spec: AgentSpec) -> list[range]:
     parts, end = [], 0
     for group in sorted(spec.things, key=lambda group: group.start):
         parts.append(range(end, group.start))
-        end = group.start + group.count * group.size
+        end = max(end, group.start + group.count * group.size)
     return [part for part in (*parts, range(end, spec.observation_size)) if part]
