@@ -5,7 +5,7 @@
     pevdn train pe-vdn-b --env 'pettingzoo:own_world?team-reward=common' --steps 20000
 
 `Table` stands for a simulator that knows nothing of learning; `parallel_env` is what a team needs
-of it. Who always hurries drops the table every other time; who waits while the other lags far less often.
+of it. Who always hurries drops the table every other time; who waits for the other, far less often.
 """
 
 import numpy as np
