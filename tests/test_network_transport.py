@@ -137,6 +137,18 @@ async def call(
         return await channel.unary_unary(method)(data, timeout=10, **options)
 
 
+def hanging() -> tuple[asyncio.Event, Callable[[bytes], Any]]:
+    """An answer that never comes, and the event of its being asked for."""
+    arrived = asyncio.Event()
+
+    async def never(_: bytes) -> bytes:
+        arrived.set()
+        await asyncio.sleep(60)
+        return b""
+
+    return arrived, never
+
+
 @asynccontextmanager
 async def stand_in(
     at: Identity, identity: Identity, answer: Callable[[bytes], Any]
@@ -268,13 +280,8 @@ def test_later_is_asked_again_until_it_is_accepted() -> None:
 
 def test_sending_can_be_cancelled_at_any_moment() -> None:
     async def story() -> None:
-        roster, arrived = team(), asyncio.Event()
+        roster, (arrived, never) = team(), hanging()
         alice = member(roster, "alice")
-
-        async def never(_: bytes) -> bytes:
-            arrived.set()
-            await asyncio.sleep(60)
-            return b""
 
         async def cancel(sending: asyncio.Task[Receipt]) -> None:
             began = time.monotonic()
@@ -297,13 +304,8 @@ def test_sending_can_be_cancelled_at_any_moment() -> None:
 
 def test_who_hangs_up_ends_what_it_was_sending() -> None:
     async def story() -> None:
-        roster, arrived = team(), asyncio.Event()
+        roster, (arrived, never) = team(), hanging()
         alice = member(roster, "alice")
-
-        async def never(_: bytes) -> bytes:
-            arrived.set()
-            await asyncio.sleep(60)
-            return b""
 
         async with running(alice), stand_in(roster["bob"], roster["bob"], never):
             called = asyncio.create_task(alice.send("bob", share(), until=None))
