@@ -244,19 +244,23 @@ def test_a_particle_world_is_won_when_the_right_landmarks_are_touched(
     assert bool(after(world, state, [0] * len(world.agents)).won) == won
 
 
-def test_spread_is_won_by_walking_to_landmarks_of_ones_own_and_not_at_random() -> None:
-    world = make(SPREAD)
-    shares = jnp.array(list(itertools.permutations(range(3))))
+@pytest.mark.parametrize(("n", "earned", "wins"), [(2, -6.3, 0.97), (3, -9.0, 0.9)])
+def test_spread_is_won_by_walking_to_landmarks_of_ones_own_and_not_at_random(
+    n: int, earned: float, wins: float
+) -> None:
+    world_id = f"{SPREAD}?num_agents={n}"
+    world = make(world_id)
+    shares = jnp.array(list(itertools.permutations(range(n))))
     push = 0.5 * jnp.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
 
     def play(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         state, _ = world.reset(key)
-        agents, landmarks = state.game.p_pos[:3], state.game.p_pos[3:]
+        agents, landmarks = state.game.p_pos[:n], state.game.p_pos[n:]
         ways = jnp.linalg.norm(agents - landmarks[shares], axis=-1).sum(axis=1)
         goals = landmarks[shares[jnp.argmin(ways)]]
 
         def tick(state: State, key: jax.Array) -> Any:
-            place, speed = state.game.p_pos[:3], state.game.p_vel[:3]
+            place, speed = state.game.p_pos[:n], state.game.p_vel[:n]
             next_speed = 0.75 * speed[:, None] + push  # (agents, actions, 2)
             ahead = (place + 0.1 * speed)[:, None] + 0.23 * next_speed
             gaps = jnp.linalg.norm(ahead - goals[:, None], axis=-1)
@@ -266,10 +270,11 @@ def test_spread_is_won_by_walking_to_landmarks_of_ones_own_and_not_at_random() -
         rewards, won = jax.lax.scan(tick, state, jax.random.split(key, world.max_steps))[1]
         return rewards.sum(), won[-1]
 
-    returns, won = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 256))
-    assert returns.mean() > -9 and won.mean() > 0.9
-    _, steps = played(SPREAD)
-    assert steps.reward[:, :25].sum(axis=1).mean() < -20 and not at_end(steps, steps.won).any()
+    returns, won = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 1024))
+    assert returns.mean() > earned and won.mean() > wins
+    _, steps = played(world_id)
+    assert steps.reward[:, :25].sum(axis=1).mean() < 2 * earned
+    assert not at_end(steps, steps.won).any()
 
 
 @pytest.mark.parametrize(("visited", "reward"), [([1, 1, 1], 1), ([1, 0, 0], -1)])
@@ -392,3 +397,21 @@ def test_a_team_trains_on_simple_spread(
     last = run.metrics[-1]
     assert last["env_steps"] >= 400 and last["updates"] > 0
     assert -100 < last["return"] < 0
+
+
+@pytest.mark.slow
+def test_two_agents_learn_to_cover_two_landmarks(tmp_path: Path) -> None:
+    """The first 400,000 steps of docs/results.md; its eight seeds had 0.80 to 0.92 there."""
+    settings = dict(gamma=0.8, return_lambda=0.8, learning_rate=0.002, learning_rate_end=0.1)
+    settings |= dict(learning_rate_steps=1_500_000, target_rate=0.02, average_decay=0.999)
+    settings |= dict(update_every=4, parallel_episodes=32, exploration_steps=100_000)
+    run = pevdn.train(
+        "pe-vdn-b",
+        env=f"{SPREAD}?num_agents=2",
+        steps=400_000,
+        out=tmp_path / "run",
+        eval_every=100_000,
+        eval_episodes=256,
+        **settings,
+    )
+    assert run.metrics[-1]["win_rate_average"] > 0.7
