@@ -48,7 +48,7 @@ SECONDS = float(os.environ.get("PEVDN_CHAOS_SECONDS", "600"))  # of the slow tes
 SMALLEST = {"learning_starts": 4, "eval_episodes": 2, "buffer_size": 16, "update_every": 1}
 ALGORITHMS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE}
 SNAPSHOTS = 6  # rounds from one to the next
-DEADLINE = 60.0  # seconds after which somebody hangs
+DEADLINE = 90.0  # seconds after which somebody hangs
 AGENTS = 3
 PATIENCE = 25.0  # seconds
 COMPILED = functools.cache(Mind)
@@ -241,6 +241,8 @@ class InOneProcess:
         self.dead: set[Any] = set()
         self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.kills = 0
+        self.ended: set[str] = set()
+        self.spared: set[str] = set()  # killed after one had ended: left alone from then on
 
     async def run(self) -> dict[str, Party]:
         """The parties, once all members have ended."""
@@ -260,6 +262,7 @@ class InOneProcess:
                 self.tasks.pop(name, None)
                 if not task.cancelled():
                     task.result()
+                    self.ended.add(name)
                     return
             except Killed:
                 pass
@@ -286,8 +289,11 @@ class InOneProcess:
     async def _kill(self) -> None:
         while True:
             await asyncio.sleep(self.trouble.random.uniform(0.5, 1.5) * self.between)
-            if self.tasks and self.trouble.strikes("killed", 1.0):
-                self.tasks.pop(self.trouble.random.choice(sorted(self.tasks))).cancel()
+            mortal = sorted(set(self.tasks) - self.spared)
+            if mortal and self.trouble.strikes("killed", 1.0):
+                name = self.trouble.random.choice(mortal)
+                self.tasks.pop(name).cancel()
+                self.spared |= {name} if self.ended else set()  # it may have to wait for a while
 
 
 @pytest.fixture
@@ -607,3 +613,35 @@ def test_nobody_waits_for_ever_for_one_who_does_not_come_back(
     for problem in ends.values():
         assert isinstance(problem, Stopped)
         assert "agent-0 did not answer for 6 seconds" in str(problem)
+
+
+@pytest.mark.slow
+def test_who_missed_the_last_round_gets_it_from_others_that_had_left(
+    one_process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All are started again, as the sentence says that it stops with."""
+    roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED, patience=6.0)
+    real, killed = Party._complete, []
+
+    async def complete(one: Party, record: Any, thought: Any = None) -> None:
+        last = record.kind == "evaluate" and one.course.env_steps >= 12
+        if last and one.me == "agent-0" and not killed:
+            killed.append(one.me)
+            raise Killed
+        await real(one, record, thought)
+
+    one_process.setattr(Party, "_complete", complete)
+
+    async def all_of_it() -> dict[str, BaseException | None]:
+        tasks = {name: asyncio.create_task(build(roster, name).run()) for name in roster.names}
+        await asyncio.wait(tasks.values(), timeout=DEADLINE)
+        return {name: task.exception() for name, task in tasks.items()}
+
+    ends = asyncio.run(all_of_it())
+    assert isinstance(ends.pop("agent-0"), Killed)
+    assert set(ends.values()) == {None}
+    rounds = [build(roster, one.name).course.round for one in roster.parties]  # type: ignore[union-attr]
+    assert rounds[0] == rounds[1] - 1 == rounds[2] - 1
+    assert set(asyncio.run(all_of_it()).values()) == {None}
+    rounds = [build(roster, one.name).course.round for one in roster.parties]  # type: ignore[union-attr]
+    assert len(set(rounds)) == 1

@@ -937,11 +937,11 @@ class DiesAtTheEnd:
     def of(self, member: Any) -> None:
         part = member.council.part
 
-        async def dies(names: Any) -> None:
+        async def dies(names: Any) -> bool:
             if self.alive:
                 self.alive = False
                 raise Killed
-            await part(names)
+            return bool(await part(names))
 
         member.council.part = dies
 

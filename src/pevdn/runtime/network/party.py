@@ -131,8 +131,7 @@ class Party:
                     await self._rounds()
                     self._save()
                     self.status.state = "finished"
-                    await self.council.part(self.council.others)
-                    self.parted = True
+                    self.parted = await self.council.part(self.council.others)
                     self._save()
                     break
                 except ViewChanged:
