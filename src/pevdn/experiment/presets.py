@@ -39,7 +39,7 @@ def _private(name: str, view: str, epsilon: float, noise: float, about: str) -> 
     return Preset(name, "pe-vdn-c", view, epsilon, STEPS, settings, about)
 
 
-def _long(name: str, view: str, noise: float, about: str) -> Preset:
+def _long(name: str, view: str, noise: float, about: str, anchor: bool) -> Preset:
     """Eight times the buffer at twice the batch: every episode is learnt from far less often."""
     settings = {
         "buffer_size": 32_768,
@@ -48,18 +48,21 @@ def _long(name: str, view: str, noise: float, about: str) -> Preset:
         "parallel_episodes": 256,
         "exploration_steps": 100_000,
         "learning_rate": 3e-3,
-        "learning_rate_steps": 2_200_000,
+        "learning_rate_steps": 3_200_000,
+        "learning_rate_end": 0.2,
+        "momentum": 0.5,
+        "reward_cap": 5.0,
         "average_decay": 0.9995,
         "clip_norm": 0.5,
         "noise_multiplier": noise,
         "delta": DELTA,
-        "anchor": True,
+        "anchor": anchor,
         "anchor_penalty": 0.0,  # a choice of what to release, nothing to stay close to
         "eval_every": 40_000,
         "eval_episodes": 128,
         "checkpoint_every": 400_000,
     }
-    return Preset(name, "pe-vdn-c", view, 2.9, 2_800_000, settings, about)
+    return Preset(name, "pe-vdn-c", view, 2.9, 3_200_000, settings, about)
 
 
 PAPER = {  # its private algorithm as it is described, and as its code has it
@@ -91,8 +94,14 @@ PRESETS: dict[str, Preset] = {
         _private("private-2.9", "agent", 2.9, 1.344, "The paper's ε, kept."),
         _private("private-1", "agent", 1.0, 2.895, "A third of the paper's ε."),
         _private("private-team-2.9", "team", 2.9, 2.328, "Against who sees all three agents."),
-        _long("private-2.9-long", "agent", 0.867, "More episodes, each used less."),
-        _long("private-team-2.9-long", "team", 1.502, "The same against who sees all agents."),
+        _long("private-2.9-long", "agent", 0.867, "More episodes, each used less.", anchor=False),
+        _long(
+            "private-team-2.9-long",
+            "team",
+            1.502,
+            "The same against who sees all agents.",
+            anchor=True,
+        ),
         Preset(
             "paper-c",
             "pe-vdn-c",
