@@ -16,6 +16,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=2"
+    + " --xla_cpu_use_fusion_emitters=false"
 )
 
 import pevdn  # noqa: F401, I001  (before JAX: it sets the XLA flags)

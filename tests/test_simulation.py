@@ -37,6 +37,7 @@ def team_of(n: int) -> tuple[AgentSpec, ...]:
     return tuple(shapes[i % min(3, n)] for i in range(n))
 
 
+@cache
 def simulation(algorithm: str, agents: tuple[AgentSpec, ...], **settings) -> Simulation:
     world = SimpleNamespace(name="made-up", agents=agents, max_steps=T)
     return Simulation(world, config.make(algorithm, settings={**SMALL, **settings}))
