@@ -199,13 +199,15 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
         return [*told, "vdn won nothing, so that shares of it cannot be told."]
     share, least, most = (ours[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
     bounds = "" if least is None else f" ({least:.0%} to {most:.0%})"
-    if least is not None and least <= claimed <= most:
-        verdict = "not clearly more or less than"
+    if least is None:
+        verdict = "; one seed cannot tell whether this is more or less than"
+    elif least <= claimed <= most:
+        verdict = ", not clearly more or less than"
     else:
-        verdict = "more than" if share > claimed else "less than"
+        verdict = ", more than" if share > claimed else ", less than"
     told.append(
         f"{OURS} keeps {share:.0%}{bounds} of {ours['baseline']} with its "
-        f"{ours['model']} model, {verdict} the {claimed:.0%} that the paper's anchor keeps of its "
+        f"{ours['model']} model{verdict} the {claimed:.0%} that the paper's anchor keeps of its "
         "own VDN."
     )
     if theirs["share_of_vdn"] < claimed:
