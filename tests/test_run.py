@@ -841,6 +841,23 @@ def test_where_an_average_is_kept_the_anchor_is_the_best_of_the_averages(tmp_pat
     assert not np.array_equal(weights(run, "best"), weights(run, "average"))
 
 
+def test_no_two_scores_are_of_the_same_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all: an anchor is not scored on the episodes for which it was chosen."""
+    real, drawn = run.evaluation_keys, []
+
+    def draw(seeds: Any, number: int) -> Any:
+        keys = real(seeds, number)
+        drawn.append(tuple(jax.random.key_data(keys[0]).tolist()))
+        return keys
+
+    monkeypatch.setattr(run, "evaluation_keys", draw)
+    trained = train("pe-vdn-c", tmp_path / "run", average_decay=0.9, anchor_penalty=0.0)
+    assert all("win_rate_anchor" in line and "win_rate_average" in line for line in trained.metrics)
+    assert len(set(drawn)) == len(drawn) == 3 * len(trained.metrics)
+
+
 def test_loading_a_run_changes_nothing_and_says_when_there_is_nothing(
     finished: dict[str, Run], tmp_path: Path
 ) -> None:
