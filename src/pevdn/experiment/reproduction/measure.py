@@ -151,13 +151,13 @@ def privacy(arm: Arm) -> Row:
     from pevdn.privacy.ledger import Ledger
 
     s, config = arm.config.settings, arm.config
-    spent = Ledger.read(arm.path, fingerprint(arm.run.config)).spent()
+    guaranteed = Ledger.read(arm.path, fingerprint(arm.run.config)).guaranteed()
     claim, claimed_delta = accounting.theorem_1(
         s.buffer_size, s.buffer_throughput, config.sampling_rate, s.noise_multiplier, config.delta
     )
     return {
-        "epsilon_agent": max(x.epsilon_agent for x in spent),
-        "epsilon_team": max(x.epsilon_team for x in spent),
+        "epsilon_agent": max(x.epsilon_agent for x in guaranteed),
+        "epsilon_team": max(x.epsilon_team for x in guaranteed),
         "delta": config.delta,
         "noise_multiplier": s.noise_multiplier,
         "theorem_1_epsilon": claim,
