@@ -206,7 +206,7 @@ class Laboratory:
         return sealing
 
     def _fsync(self, number: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        path = Path(f"/proc/self/fd/{number}").readlink()
         self._point()
         if path.name == FILE:
             for kind in ("power cut", "disk full"):

@@ -9,7 +9,6 @@ import typer
 
 from pevdn.cli.output import Json, print_json, print_table
 
-
 MEANING = (
     "ε team and ε agent are of the run as configured, plus everything lost in crashes: they hold "
     "no matter when or why it ends. Spent so far holds only if nobody stops the run because of "

@@ -172,7 +172,7 @@ class Ledger:
         if version < VERSION:
             raise PevdnError(
                 f"{path} is from an older version of pevdn, whose count can be too low after a "
-                "kill and whose noise ended at 5.3 standard deviations (docs/privacy.md, \"What "
+                'kill and whose noise ended at 5.3 standard deviations (docs/privacy.md, "What '
                 'reviewers found"); train anew. `pevdn evaluate` and `pevdn replay` still work.'
             )
         if version > VERSION:
