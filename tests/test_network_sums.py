@@ -551,7 +551,7 @@ CAPACITY = 40
 
 def tickets_of(seed):
     key = jax.random.key(seed)
-    return key, np.asarray(jax.random.uniform(key, (CAPACITY,)))
+    return key, np.asarray(jax.random.bits(key, (CAPACITY,), jnp.uint32))
 
 
 @given(st.integers(0, 2**31), st.sampled_from([8, 23, CAPACITY]))
@@ -563,14 +563,14 @@ def test_uniform_slots_are_those_of_the_simulation(seed, filled):
 
 
 def test_of_equal_tickets_the_first_win_as_in_the_simulation():
-    tickets = np.random.default_rng(0).integers(0, 4, CAPACITY).astype(np.float32) / 4
-    chosen = sums.choose_uniform(tickets, CAPACITY, 25)
-    assert np.array_equal(chosen, jax.lax.top_k(jnp.asarray(tickets), 25)[1])
+    quarters = np.random.default_rng(0).integers(0, 4, CAPACITY).astype(np.uint32)
+    chosen = sums.choose_uniform(quarters << np.uint32(30), CAPACITY, 25)
+    assert np.array_equal(chosen, jax.lax.top_k(jnp.asarray(quarters / 4), 25)[1])
 
 
 def test_a_batch_of_more_episodes_than_there_are_is_refused():
     with pytest.raises(ValueError, match="8 episodes cannot be chosen from 7"):
-        sums.choose_uniform(np.zeros(CAPACITY), 7, 8)
+        sums.choose_uniform(np.zeros(CAPACITY, np.uint32), 7, 8)
 
 
 @given(st.integers(0, 2**31), st.integers(0, CAPACITY), st.floats(0, 1))
@@ -582,14 +582,13 @@ def test_poisson_slots_are_those_of_the_simulation_without_scratch(seed, filled,
     assert chosen.dtype == np.int64
 
 
-def test_a_ticket_on_the_rate_is_judged_as_in_the_simulation():
-    """The rate is rounded to the tickets' precision, and float32(0.7) is less than 0.7."""
-    tickets = np.float32([0.7, np.nextafter(np.float32(0.7), np.float32(0))])
-    assert np.asarray(jnp.asarray(tickets) < 0.7).tolist() == [False, True]
-    for rate in (0.7, np.float64(0.7)):
-        assert sums.choose_poisson(tickets, 2, rate).tolist() == [1]
-    # float64 tickets, as the network draws them, are compared with the rate itself.
-    assert sums.choose_poisson(tickets.astype(np.float64), 2, 0.7).tolist() == [0, 1]
+@pytest.mark.parametrize("rate", [0.7, 1 / 3, 2.0**-32, 1.0])
+def test_no_episode_is_sampled_more_often_than_is_accounted_for(rate):
+    """Of the 2³² tickets, those that sample an episode are at most q · 2³²."""
+    largest = int(np.floor(rate * 2**32))
+    edge = np.array([max(0, largest - 1), min(largest, 2**32 - 1)], np.uint32)
+    assert sums.choose_poisson(edge, 2, rate).tolist() == ([0] if rate < 1 else [0, 1])
+    assert largest / 2**32 <= rate
 
 
 @given(st.integers(0, 2**31), st.floats(0, 1))

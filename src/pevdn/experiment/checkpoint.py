@@ -27,6 +27,7 @@ from pevdn.agent.learning import Learner
 from pevdn.errors import PevdnError
 from pevdn.experiment.config import Config, fingerprint
 from pevdn.experiment.run import Progress
+from pevdn.privacy.randomness import generator
 from pevdn.runtime.host import HostSimulation
 from pevdn.runtime.simulation import Simulation, State
 
@@ -110,7 +111,7 @@ class Checkpoints:
     def restore(self, simulation: Simulation) -> tuple[State, Progress]:
         """The newest state of the run, exactly as it was saved, in the machine's own memory."""
         found = self._read("learners", "replays", "counters", "progress", simulation=simulation)
-        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        template = _parts(simulation.like())
         state = State(
             self._rebuild(found["learners"], template.learners),
             self._rebuild(found["replays"], template.replays),
@@ -122,7 +123,7 @@ class Checkpoints:
     def restore_learners(self, simulation: Simulation) -> tuple[tuple[Learner, ...], jax.Array]:
         """Only what the agents learnt, and which lanes have an anchor (S,): enough to act."""
         found = self._read("learners", "counters", "progress")
-        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        template = _parts(simulation.like())
         counters = self._rebuild(found["counters"], template.counters)
         learners = self._rebuild(found["learners"], template.learners)
         return jax.tree.map(jnp.asarray, (learners, counters["anchored"]))
@@ -173,7 +174,7 @@ class Checkpoints:
                 f"'{name}' is missing or of another shape; train anew."
             )
         if is_key:
-            return jax.random.wrap_key_data(jnp.asarray(array))
+            return jax.random.wrap_key_data(jnp.asarray(array), impl=generator(self.config))
         if array.shape == shape:
             return array
         full = np.zeros(shape, leaf.dtype)

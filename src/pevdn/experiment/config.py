@@ -120,6 +120,12 @@ class Settings:
         choices=("whole", "arrays"),
     )
     delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
+    randomness: str = _setting(
+        "auto",
+        "where noise and minibatches come from: seed (can be repeated), or os (a secret); auto: os "
+        "with DP in worlds outside of JAX and in objects",
+        choices=("auto", "seed", "os"),
+    )
     relation: str = _setting(
         "zero-out",
         "neighbouring streams that ε is about",
@@ -386,6 +392,8 @@ def fingerprint(config: Config) -> str:
     values = dataclasses.asdict(config)
     if config.settings.buffer == "device":  # as it was before there was a choice
         del values["settings"]["buffer"]
+    if config.settings.randomness != "os":
+        del values["settings"]["randomness"]
     for name in ("envs", "world_timeout"):  # how it is played, not what
         del values["settings"][name]
     text = json.dumps(values, sort_keys=True)

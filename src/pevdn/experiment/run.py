@@ -22,6 +22,7 @@ from pevdn.experiment import world as environment
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
+from pevdn.privacy import randomness, secret
 
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Checkpoints
@@ -75,6 +76,7 @@ def begin(
     Its name has to be the configuration's `env`.
     """
     world = environment.find(config.env) if given is None else given
+    config = _with_randomness(config, world, given is not None)
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
     run, observer = Run(path), observer or Silent()
@@ -154,6 +156,19 @@ def _memory_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _with_randomness(config: Config, world: Any, given: bool) -> Config:
+    """The configuration with randomness=auto decided: episodes from outside may be somebody's."""
+    from pevdn.worlds.base import HostedWorld
+
+    if config.settings.randomness != "auto":
+        return config
+    outside = given or isinstance(world, HostedWorld)
+    chosen = "os" if config.private and outside else "seed"
+    return dataclasses.replace(
+        config, settings=dataclasses.replace(config.settings, randomness=chosen)
+    )
+
+
 class _Training:
     """The host's side of a run: calls the compiled program, writes down what comes out."""
 
@@ -209,7 +224,8 @@ class _Training:
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
         if self._is_new():
-            self.state = self.lanes.jit(self.simulation.start, self.seeds)(self.seeds)
+            origins = randomness.origins(self.config, self._secret())
+            self.state = self.lanes.jit(self.simulation.start, origins)(origins)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
@@ -218,6 +234,20 @@ class _Training:
         self.state = self.lanes.place(self.state)
         # What was written after the checkpoint will be written again.
         directory.keep_lines(self.run.path / "metrics.jsonl", self.progress.metrics_lines)
+
+    def _secret(self) -> bytes | None:
+        """What the random numbers of a run that begins follow from, if not from its seed."""
+        from pevdn.privacy.ledger import Ledger
+
+        if self.config.settings.randomness != "os":
+            return None
+        path = self.run.path / secret.FILE
+        if not path.exists() and Ledger.begun(self.run.path):
+            raise PevdnError(
+                f"{path} is missing, so that what was lost in a crash can be neither repeated nor "
+                "given up; restore it, or train anew."
+            )
+        return secret.load_or_create(path)
 
     def _open_ledger(self, new_noise: bool) -> None:
         """Begin a ledger, or go on with the one that belongs to the checkpoint."""
@@ -251,12 +281,12 @@ class _Training:
 
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
-        state = jax.eval_shape(self.simulation.start, self.seeds)
+        state = self.simulation.like()
         params = tuple(learner.params for learner in state.learners)
         evaluation = self.simulation.prepare_evaluation(params, state.key, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluate = pool.submit(evaluation)
-            self.advance = self.simulation.compile(self.seeds, self.lanes.jit)
+            self.advance = self.simulation.compile(self.lanes.jit)
             self.evaluate = evaluate.result()
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
@@ -407,6 +437,8 @@ class _Training:
         """What buffers in host memory will take shows only while they fill up."""
         import numpy as np
 
+        if self.config.private:  # how far episodes can be packed tells of them
+            return
         held, room = self.simulation.host_bytes, machine_memory()
         if held <= 0.8 * room:
             return
@@ -578,7 +610,7 @@ def _check_memory(simulation: Any, devices: int) -> None:
     import jax.numpy as jnp
 
     config = simulation.config
-    shapes = jax.eval_shape(simulation.start, jnp.arange(config.seeds)).replays
+    shapes = simulation.like().replays
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")

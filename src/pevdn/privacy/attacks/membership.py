@@ -45,7 +45,7 @@ from pevdn.worlds.base import World
 CANDIDATES = 32  # episodes
 BATCH = 8  # episodes in a minibatch, on average
 DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which ε limits the AUC
-EPSILONS = (math.inf, 100.0, 8.0, 1.0)  # of one agent
+EPSILONS = (math.inf, 30.0, 8.0, 1.0)  # of one agent
 
 
 class Shadows(Simulation):
