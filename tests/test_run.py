@@ -47,6 +47,7 @@ from support import (
 import pevdn
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
+from pevdn.exchange.secret_shared import Code
 from pevdn.experiment import checkpoint, evaluate, figures, policy, report, run
 from pevdn.experiment.progress import Bar, Moment, Plain, Silent
 from pevdn.experiment.run import Run
@@ -681,12 +682,21 @@ def test_a_message_out_of_range_stops_the_run_and_names_what_to_change(tmp_path:
     path = tmp_path / "run"
     said = cli(*train_arguments("pe-vdn-b", path, precision=7, modulus="2**20"))
     assert said.code == 1
-    limit = 2**20 / (2 * 2 * 10**7)
+    limit = Code(7, 2**20).limit(2)
     for part in ("a message of size ", f"±{limit:g}", "precision=7", f"modulus={2**20}"):
         assert part in said.sentence
     assert checkpoints_in(path)
     assert Run(path).metrics[-1]["updates"] == 0
     assert refused_resume(path, 1) == said.sentence
+
+
+def test_with_dp_no_message_stops_training_or_changes_what_is_said_about_it(
+    tmp_path: Path,
+) -> None:
+    """No message fits into this range; in the neighbouring stream, of empty episodes, all do."""
+    said = cli(*train_arguments("pe-vdn-c", tmp_path / "run", precision=7, modulus="2**20"))
+    assert said.code == 0 and "message" not in said.err
+    assert Run(tmp_path / "run").metrics[-1]["updates"] > 0
 
 
 # --- policies --------------------------------------------------------------------------------

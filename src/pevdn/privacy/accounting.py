@@ -180,6 +180,16 @@ def composed(
     return at_delta(ledger, delta)
 
 
+def check_size(parameters: int, exposure: int) -> None:
+    """One sentence if more numbers are noised than the accountant's error is stated for."""
+    if parameters * exposure > COORDINATES:
+        raise UsageError(
+            f"a team of {parameters:,} parameters that makes up to {exposure:,} private updates "
+            f"with one episode noises more than the {COORDINATES:.2g} numbers that ε is proven "
+            "for; lower hidden_size or buffer_size, or raise update_every."
+        )
+
+
 def at_delta(ledger: Any, delta: float) -> float:
     """ε(δ) of an account, with what the distance of the noise from a Gaussian takes of δ.
 
