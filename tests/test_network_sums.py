@@ -83,8 +83,6 @@ def test_streams_are_derived_as_ever():
     assert Stream(KEY, "w").words(4).tolist() == [708444349, 1803617241, 3917007795, 1658381113]
     assert Stream(KEY, "w").words(4, 5).tolist() == [4, 1, 0, 3]
     assert Stream(KEY, "w").uniform(2).tolist() == [0.41993736316565133, 0.38612194217555207]
-    expected = [-0.20205372170950825, -0.28944105121069064]
-    assert np.allclose(Stream(KEY, "w").normal(2), expected, rtol=1e-14, atol=0)
 
 
 def test_masks_seeds_and_digests_are_derived_as_ever():
@@ -126,7 +124,6 @@ def test_it_does_not_matter_how_the_draws_are_cut(p, first, second):
         lambda stream, n: np.frombuffer(stream.bytes(n), np.uint8),
         lambda stream, n: stream.words(n, p),
         Stream.uniform,
-        Stream.normal,
     ):
         cut, whole = Stream(KEY, p), Stream(KEY, p)
         parts = np.concatenate([draw(cut, first), draw(cut, second)])
@@ -179,25 +176,6 @@ def test_uniform_numbers_are_uniform_with_53_bits_and_below_1():
     assert kstest(drawn.ravel(), "uniform").pvalue > ERROR_RATE
     assert np.any((drawn * 2**53) % 2 == 1)
     assert stream_of(0, 2**64 - 1, size=8).uniform(2).tolist() == [0.0, 1 - 2.0**-53]
-
-
-def test_normal_numbers_are_normal_and_independent():
-    drawn = Stream(KEY, "n").normal((2, 100_000))
-    assert drawn.shape == (2, 100_000)
-    assert drawn.dtype == np.float64
-    assert kstest(drawn.ravel(), "norm").pvalue > ERROR_RATE
-    assert kstest(np.abs(drawn.ravel()), "halfnorm").pvalue > ERROR_RATE
-    for one, other in [drawn, (drawn[0, 1:], drawn[0, :-1])]:
-        assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(len(one)) < 5  # error rate 6e-7
-
-
-def test_normal_numbers_are_finite_and_symmetric_to_the_very_ends():
-    low, high = 2**52 - 1 << 11, 2**63
-    drawn = stream_of(0, low, high, high + low, size=8).normal(4)
-    assert np.all(np.isfinite(drawn))
-    assert np.array_equal(drawn[:2], -drawn[2:])
-    assert drawn[0] == pytest.approx(-8.2924, abs=1e-4)  # Φ(−8.2924) = 2⁻⁵⁴
-    assert -1e-15 < drawn[1] < 0
 
 
 # ---- secrets ------------------------------------------------------------------------------

@@ -615,6 +615,15 @@ def test_who_lies_stops_the_team_before_anybody_learns_from_it(
     assert_stopped_in(team, members, history, said, what)
 
 
+def test_with_dp_a_message_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
+    team = make_team(
+        tmp_path / "team", "pe-vdn-c", env="toy:coordination", steps=60, precision=7, modulus=2**20
+    )
+    members = members_of(team)
+    assert play(members) == {}
+    assert members["bob"].course.updates > 0
+
+
 def test_a_message_that_does_not_fit_stops_the_team(tmp_path: Path) -> None:
     team = make_team(tmp_path / "team", steps=40, patience=10)
     members = members_of(team)

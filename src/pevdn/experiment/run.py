@@ -277,7 +277,6 @@ class _Training:
             self.state = self.state._replace(key=renewed)
 
     def _compile(self) -> None:
-        import jax
 
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
@@ -607,7 +606,6 @@ def machine_memory() -> int:
 def _check_memory(simulation: Any, devices: int) -> None:
     """Say so before the machine starts to swap; buffers in host memory are watched as they grow."""
     import jax
-    import jax.numpy as jnp
 
     config = simulation.config
     shapes = simulation.like().replays
