@@ -40,7 +40,7 @@ class Code(NamedTuple):
         return (self.modulus - 1) // 2 // max(2, n_agents)
 
     def limit(self, n_agents: int) -> float:
-        """The same as a real number: a larger |m_i| is rounded to a whole number that is too large."""
+        """The same as a real number: a larger |m_i| is rounded to more than `most`."""
         return (self.most(n_agents) + 0.5) / 10**self.precision
 
     def checked(self, n_agents: int) -> Code:
