@@ -9,6 +9,7 @@ from pathlib import Path
 
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 LEVEL = "xla_backend_optimization_level"
+MISCOMPILING = ("0.10.2",)  # versions of jaxlib with wrong results on the CPU (jax issue 39103)
 
 
 def guard_against_deadlock() -> None:
@@ -50,6 +51,24 @@ def compiler_options() -> dict[str, str | bool | int | float]:
     if jax.default_backend() != "cpu" or LEVEL in os.environ.get("XLA_FLAGS", ""):
         return {}
     return {LEVEL: 1}
+
+
+def refuse_miscompiling_jaxlib() -> None:
+    """Refuse to train with a compiler that silently computes wrong numbers.
+
+    The requirements exclude these versions; this catches environments that were made without them.
+    """
+    import jax
+    import jaxlib
+
+    from pevdn.errors import PevdnError
+
+    if jaxlib.__version__ in MISCOMPILING and jax.default_backend() == "cpu":
+        raise PevdnError(
+            f"jaxlib {jaxlib.__version__} computes wrong numbers on the CPU (jax issue 39103); "
+            'install another version, for example with `pip install "jax!=0.10.2" '
+            '"jaxlib!=0.10.2"`.'
+        )
 
 
 def _jax_has_started() -> bool:

@@ -175,10 +175,11 @@ class _Training:
     def __init__(
         self, run: Run, config: Config, world: Any, observer: Observer, devices: int | str
     ) -> None:
-        from pevdn._platform import cache_compilations
+        from pevdn._platform import cache_compilations, refuse_miscompiling_jaxlib
         from pevdn.runtime.devices import Lanes
         from pevdn.runtime.host import SteppedSimulation, simulation_for
 
+        refuse_miscompiling_jaxlib()
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
         self.simulation = simulation_for(world, config)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pevdn._platform import refuse_miscompiling_jaxlib
 from pevdn.experiment.directory import lock
 from pevdn.runtime.network import roster as rosters
 from pevdn.runtime.network import status
@@ -42,6 +43,8 @@ def run_member(
     """
     roster = rosters.read(team)
     member = roster.member(me)
+    if me != WORLD:
+        refuse_miscompiling_jaxlib()
     secret = rosters.private_key(key or team.parent / f"{me}.key", member)
     folder = out or data_of(team, me)
     os.umask(0o077)  # what it keeps is nobody else's business
