@@ -84,7 +84,7 @@ def unreachable(size):
 @pytest.mark.parametrize("noise", [0.001, 0.05, 1.0, 30.0])
 @pytest.mark.parametrize("batch", [1, 128, 4096])
 def test_sums_of_many_episodes_stay_within_32_bits(noise, batch):
-    """Of twice the expected batch, all gradients along one parameter, and noise of 16 deviations."""
+    """Twice the expected batch, all gradients along one parameter, noise of 16 deviations."""
     release = Release(0.2, noise, batch)
     if noise >= 0.05:  # below, ε is reported as infinite
         most = 2 * batch * release.clip_norm / release.unit
@@ -126,7 +126,7 @@ def test_a_convolution_of_discrete_gaussians_is_one(spread):
     """What the second convolution relies on, exactly, on distributions that fit into a table.
 
     k·Y + Y′ with Y, Y′ of deviation s is off by a factor of at most 1 ± 3ϑ, where ϑ is
-    2·exp(−2π²s²/(k² + 1)). Here k = 2 and s = 4 (ϑ = 1e-27) stand in for 16 and 64, which gives 1e-136.
+    2·exp(−2π²s²/(k² + 1)). Here k = 2 and s = 4 (ϑ = 1e-27) stand in for 16 and 64 (1e-136).
     """
     k, s = 2, 4
 

@@ -70,7 +70,7 @@ def test_no_two_ways_to_derive_a_key_give_the_same():
 
 
 def test_words_are_uniform_and_differ_from_key_to_key():
-    """χ² over 256 cells, one false alarm in a million; keys that differ in one bit differ in half."""
+    """χ² over 256 cells; keys that differ in one bit differ in half. One false alarm in 1e6."""
     drawn = np.asarray(jax.random.bits(KEY, (200_000,), jnp.uint32))
     assert chisquare(np.bincount(drawn >> 24, minlength=256)).pvalue > 1e-6
     other = chacha.key(bytes([1, *range(1, 32)]))

@@ -96,9 +96,7 @@ def saturate(messages: Array, code: Code, n_agents: int) -> Array:
     largest = code.most(n_agents) / 10**code.precision
     # One float32 below, so that the bound itself is not rounded up.
     bound = jnp.nextafter(jnp.float32(largest), jnp.float32(0))
-    return jnp.clip(
-        jnp.nan_to_num(messages, nan=0.0, posinf=jnp.inf, neginf=-jnp.inf), -bound, bound
-    )
+    return jnp.clip(jnp.where(jnp.isnan(messages), 0.0, messages), -bound, bound)
 
 
 def encode(x: Array, code: Code) -> Array:

@@ -1,8 +1,8 @@
 """Discrete Gaussian noise whose distance from the true distribution is known and tiny.
 
-`jax.random.normal` in float32 never leaves ±5.5 standard deviations and takes few values there, so
-noise from it is not Gaussian where (ε, δ) looks: in the tails and in the low bits. This module turns
-uniform words into integers W with Pr[W = w] ∝ exp(−w²/2S²), in integer arithmetic alone:
+`jax.random.normal` in float32 never leaves ±5.5 standard deviations and takes few values there:
+noise from it is not Gaussian where (ε, δ) looks, in the tails and in the low bits. This module
+turns uniform words into integers W with Pr[W = w] ∝ exp(−w²/2S²), in integer arithmetic alone:
 
 1. *Base.* A discrete Gaussian of deviation 64 by Walker's alias method. Its probabilities are whole
    multiples of 2⁻¹²⁸, rounded from 60 decimal digits, and each draw uses 128 uniform bits.
@@ -48,7 +48,7 @@ class Tables(NamedTuple):
 
 
 def probabilities() -> list[int]:
-    """Of the base draws −_LARGEST … _LARGEST (and one more that never occurs), in units of 2⁻¹²⁸."""
+    """Of the base draws −_LARGEST … _LARGEST (and one that never occurs), in units of 2⁻¹²⁸."""
     with localcontext() as context:
         context.prec = 60
         values = [j - _LARGEST for j in range(_SIZE - 1)]

@@ -564,9 +564,10 @@ class Simulation:
     ) -> tuple[tuple[Parameters, ...], Array]:
         """Sum over the chosen episodes (S, B) of every agent's gradient, by kind (S, N, ...).
 
-        If private, each episode's is clipped, and sums are in whole units. Most episodes are far shorter than the world allows,
-        and a sample may have any size: so they are worked off in parts, the longest first, and no
-        part takes more steps than its longest episode needs, to the next of the `horizons`.
+        If private, each episode's is clipped, and sums are in whole units. Most episodes are far
+        shorter than the world allows, and a sample may have any size: so they are worked off in
+        parts, the longest first, and no part takes more steps than its longest episode needs, to
+        the next of the `horizons`.
         """
         scratch, n = self.settings.buffer_size, self.part
         lengths = state.replays[0].length[:, 0]  # (S, buffer_size + 1), the same for every agent
