@@ -62,7 +62,7 @@ NOT_COVERED = (
     "Teammates: they saw the opened sums before any noise, and knew the indices.",
     "Evaluation episodes: all win rates and returns here are computed from them without noise.",
     "The choice of settings and of this run by looking at results on the same episodes.",
-    "Lengths, rewards, number and timing of the training episodes, which are taken to be public.",
+    "What rewards, lengths, number and timing of the training episodes tell by themselves.",
     "Other trainings on the same episodes, such as a copy of the run: add up their ε.",
     "Whoever knows the random numbers of the training.",
 )

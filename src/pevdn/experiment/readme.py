@@ -57,14 +57,19 @@ def of_run(config: Config, forgotten: bool = False) -> str:
             "    pevdn forget RUN                # once finished: delete the stored episodes",
             _table(rows),
         )
-    forget = "stored episodes, optimiser state and random keys"
+    holds = "what the noise is there to hide: raw training episodes and random keys"
+    forget = (
+        "\n    pevdn forget RUN                # once finished: delete stored episodes, optimiser "
+        "state and random keys"
+    )
+    if forgotten:
+        holds, forget = "the seed, and digests by which others can check a guess", ""
     return _page(
         head + "trained with differential privacy.",
-        "**Do not publish this directory, nor a copy of it.** It holds what the noise is there to "
-        "hide. It has mode 0700, so that no other user of the machine can read it; keep it that "
-        "way when you copy it.",
-        "    pevdn publish RUN --out DIR     # copies what may be handed out, and nothing else\n"
-        f"    pevdn forget RUN                # once finished: delete {forget}",
+        f"**Do not publish this directory, nor a copy of it.** It holds {holds}. It has mode 0700, "
+        "so that no other user of the machine can read it; keep it that way when you copy it.",
+        "    pevdn publish RUN --out DIR     # copies what may be handed out, and nothing else"
+        + forget,
         MEANING[randomness(config)],
         _table(rows),
     )
