@@ -5,7 +5,7 @@ next values, λ-returns, messages, their encoding and sum, the team error, each 
 clipping, noise, optimiser, target network, average and the pull to the anchor. Derivatives are
 complex steps, Im f(θ + ih)/h with h = 10⁻³⁰, which are exact to float64. Two things are the
 program's own, because they have tests of their own: which episodes were sampled (`_choose`), and
-the standard normal numbers that the sampler draws from a key (`released`).
+the integers that the sampler makes of uniform words (`released`).
 
 TOLERANCE is relative to the largest change that an update makes to a quantity of one agent. The
 program computes in float32, u = 2⁻²⁴ = 6·10⁻⁸. Q-values of size 1 after up to 25 recurrent steps
@@ -37,6 +37,7 @@ from pevdn import _platform
 from pevdn.agent import learning
 from pevdn.agent.entities import Parameters as EntityParameters
 from pevdn.experiment import config
+from pevdn.privacy.gaussian import discrete_gaussian
 from pevdn.runtime.simulation import Simulation, split_keys
 from pevdn.worlds.base import AgentSpec, Things
 
@@ -227,10 +228,13 @@ def gradients(member: Member, total: np.ndarray, s: Any) -> np.ndarray:
 
 
 def clipped(found: np.ndarray, params: Any, s: Any) -> np.ndarray:
-    """Each episode's gradient (B, K) within C, or each of its n arrays within C/√n."""
+    """Each episode's gradient (B, K) within C, or each of its n arrays within C/√n.
+
+    C is taken to be smaller by what float32 may be wrong by, 2⁻¹² + K · 2⁻²⁴.
+    """
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     parts = np.split(found, np.cumsum(sizes)[:-1], axis=1) if s.clipping == "arrays" else [found]
-    bound = s.clip_norm / math.sqrt(len(parts))
+    bound = s.clip_norm * (1 - 2.0**-12 - sum(sizes) * 2.0**-24) / math.sqrt(len(parts))
     norms = [np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
     shrink = [np.minimum(1.0, bound / np.maximum(norm, 1e-300)) for norm in norms]
     return np.concatenate([a * b for a, b in zip(parts, shrink, strict=True)], axis=1)
@@ -240,13 +244,15 @@ def clipped(found: np.ndarray, params: Any, s: Any) -> np.ndarray:
 
 
 def released(key: Any, clipped: np.ndarray, s: Any) -> np.ndarray:
-    """The noised mean (K,) of clipped gradients (B, K), for the key of one agent and update."""
-    from jax_privacy.noise_addition import gaussian_privatizer
+    """The noised mean (K,) of clipped gradients (B, K), for the key of one agent and update.
 
-    zeros = jnp.zeros(clipped.shape[1])
-    sampler = gaussian_privatizer(stddev=1.0, prng_key=key)
-    normal = np.asarray(sampler.update(zeros, sampler.init(zeros))[0], float)
-    return (clipped.sum(0) + s.noise_multiplier * s.clip_norm * normal) / s.expected_batch_size
+    In whole units of σC/S, S = 64·√257·√(256² + 1). A coordinate that float32 truncates to the
+    other neighbour is off by one unit, 3 · 10⁻⁶ of C.
+    """
+    unit = s.noise_multiplier * s.clip_norm / (64 * math.sqrt(257 * (256**2 + 1)))
+    words = np.asarray(jax.random.bits(key, (clipped.shape[1], 4, 4), jnp.uint32))
+    total = np.trunc(clipped / unit).sum(0) + discrete_gaussian(words, 256)
+    return total * unit / s.expected_batch_size
 
 
 # ---- the optimiser -------------------------------------------------------------------------

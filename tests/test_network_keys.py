@@ -177,6 +177,13 @@ def test_only_its_owner_can_read_a_private_key_even_without_a_umask(
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 
 
+def test_an_empty_directory_for_keys_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys").chmod(0o755)
+    keys.create(tmp_path / "keys", two(), PARTIES)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
 def test_no_private_key_is_in_anything_that_is_handed_to_all(team: Path) -> None:
     secrets = [
         "".join(file.read_text().splitlines()[1:-1])

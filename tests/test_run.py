@@ -115,6 +115,7 @@ def test_a_run_is_a_directory_with_everything_about_it(finished: dict[str, Run],
     path = finished[name].path
     books = {"ledger.jsonl", "ledger.head"} if name == "pe-vdn-c" else set()
     assert {p.name for p in path.iterdir()} - {".lock"} == books | {
+        "README.md",
         "config.yaml",
         "metrics.jsonl",
         "checkpoints",

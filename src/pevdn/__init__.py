@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
     from pevdn.experiment.directory import Run
     from pevdn.experiment.export import export
+    from pevdn.experiment.forget import forget
     from pevdn.experiment.policy import Policy, load
+    from pevdn.experiment.publish import publish
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
     from pevdn.experiment.watching import replay
@@ -34,8 +36,10 @@ __all__ = [
     "__version__",
     "check_env",
     "export",
+    "forget",
     "load",
     "load_agent",
+    "publish",
     "replay",
     "reproduce",
     "resume",
@@ -53,6 +57,8 @@ _HOME = {
     "replay": "pevdn.experiment.watching",
     "load": "pevdn.experiment.policy",
     "export": "pevdn.experiment.export",
+    "publish": "pevdn.experiment.publish",
+    "forget": "pevdn.experiment.forget",
     "load_agent": "pevdn.runtime.network.trained",
     "check_env": "pevdn.worlds.checks",
     "Policy": "pevdn.experiment.policy",

@@ -237,6 +237,12 @@ class Config:
         return self.settings.delta or min(0.5, self.settings.buffer_size**-1.1)
 
     @property
+    def block_size(self) -> int:
+        """Episodes played between updates: parallel_episodes, up to a multiple of update_every."""
+        s = self.settings
+        return -(-s.parallel_episodes // s.update_every) * s.update_every
+
+    @property
     def learning_starts(self) -> int:
         s = self.settings
         return s.learning_starts or (
@@ -355,10 +361,12 @@ def _check_together(config: Config) -> None:
             f"expected_batch_size is {s.expected_batch_size}, but a buffer of buffer_size="
             f"{s.buffer_size} episodes cannot give that many; lower one or raise the other."
         )
-    if max(s.parallel_episodes, s.update_every) > s.buffer_size:
+    if config.block_size > s.buffer_size:
         raise UsageError(
-            f"buffer_size is {s.buffer_size}, but must hold the episodes played between updates: "
-            f"parallel_episodes={s.parallel_episodes}, update_every={s.update_every}."
+            f"buffer_size is {s.buffer_size}, but {config.block_size} episodes are played before "
+            f"their updates are made (parallel_episodes={s.parallel_episodes}, rounded up to a "
+            f"multiple of update_every={s.update_every}), and the buffer must hold all of them; "
+            "raise buffer_size, or lower the other two."
         )
     if config.learning_starts > s.buffer_size:
         raise UsageError(

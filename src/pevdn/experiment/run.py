@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.experiment import config as configuration
-from pevdn.experiment import directory, presets
+from pevdn.experiment import directory, presets, readme
 from pevdn.experiment import world as environment
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
@@ -87,11 +87,12 @@ def begin(
             "reward_cap=0 if larger ones are not rare here."
         )
     with directory.disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        directory.make_private(path)
         with directory.lock(path):
             directory.refuse_taken(path)  # again: it takes a while to get here
             environment.keep(path, world, given is not None)
             directory.write_whole(path / "config.yaml", configuration.to_text(config))
+            readme.leave(path, readme.of_run(config))
             training.go()
     return run
 
@@ -123,6 +124,7 @@ def resume(
     world = environment.again(run, env)
     training = _Training(run, config, world, observer or Silent(), devices)
     with directory.disk_errors(run.path), directory.lock(run.path):
+        readme.leave(run.path, readme.of_run(config))
         training.go(new_noise)
     return run
 

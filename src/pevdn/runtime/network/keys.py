@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment.config import Config, number
+from pevdn.experiment.directory import make_private
 from pevdn.runtime.network import roster
 from pevdn.runtime.network.roster import PATIENCE, WORLD, Member, Roster
 
@@ -125,7 +126,7 @@ ENDS = ("pem", "key")
 def _write(made: Roster, pairs: dict[str, Pair]) -> None:
     out, written = made.path.parent, []
     try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(out)
     except OSError as problem:
         raise PevdnError(f"cannot make {out}: {problem.strerror or problem}.") from None
     try:

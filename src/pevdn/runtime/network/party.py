@@ -31,8 +31,9 @@ from pevdn.agent.host_replay import HostReplay
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
+from pevdn.experiment import readme
 from pevdn.experiment.config import fingerprint
-from pevdn.experiment.directory import to_json, whole_lines, write_whole
+from pevdn.experiment.directory import make_private, to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
@@ -86,8 +87,9 @@ class Party:
             _check_one_at_a_time(self.config)
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         write_whole(folder / "config.yaml", configuration.to_text(self.config))
+        readme.leave(folder, readme.of_party(self.config, roster.rehearsal))
         self.secret = Secret.load_or_create(folder / "secret")
         self.draws: Draws = (
             Rehearsal(self.config.seed) if roster.rehearsal else Own(self.secret, roster.run)
