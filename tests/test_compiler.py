@@ -158,3 +158,13 @@ def test_a_party_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     wrong_version(monkeypatch)
     with pytest.raises(PevdnError, match=r"jaxlib 0\.10\.2 computes wrong numbers"):
         run_member(tmp_path / "team.toml", "ann")
+
+
+def test_a_program_from_the_cache_loads_without_a_word(tmp_path: Path) -> None:
+    program = "import pevdn, jax; print(jax.jit(lambda x: x * 2)(3.0))"
+    env = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "XLA_FLAGS": ""}
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    for _ in range(2):
+        said = finish(python(program, env=env))
+        assert (said.code, said.out, said.err) == (0, "6.0\n", "")
+    assert any(tmp_path.iterdir())

@@ -12,7 +12,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pevdn._platform import guard_against_deadlock, use_one_thread_on_few_cores
+from pevdn._platform import (
+    guard_against_deadlock,
+    silence_false_alarms,
+    use_one_thread_on_few_cores,
+)
 
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
@@ -48,6 +52,7 @@ __all__ = [
 
 guard_against_deadlock()
 use_one_thread_on_few_cores()
+silence_false_alarms()
 
 _HOME = {
     "train": "pevdn.experiment.run",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 LEVEL = "xla_backend_optimization_level"
+NOISY = ("0.10.0", "0.10.1")  # versions of jaxlib with false alarms (openxla issue 44565)
 MISCOMPILING = ("0.10.2",)  # versions of jaxlib with wrong results on the CPU (jax issue 39103)
 
 
@@ -39,6 +42,17 @@ def use_one_thread_on_few_cores() -> None:
     """
     if (os.cpu_count() or 1) <= 2:
         os.environ.setdefault("NPROC", "1")
+
+
+def silence_false_alarms() -> None:
+    """Keep XLA from logging an error for every cached program that it loads on some CPUs.
+
+    These versions take preferences of the compiler for features that the CPU lacks; the program is
+    loaded and right. A level that the user has set stays.
+    """
+    with suppress(PackageNotFoundError):
+        if version("jaxlib") in NOISY:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def compiler_options() -> dict[str, str | bool | int | float]:
