@@ -59,7 +59,16 @@ def _show(document: dict[str, Any]) -> None:
     from pevdn.experiment.reproduction import text
 
     print_table(
-        ["arm", "model", "win rate [95 %]", "paper", "of VDN", "ε agent", "ε team"],
+        [
+            "arm",
+            "model",
+            "win rate [95 %]",
+            "paper",
+            "of VDN",
+            "ε team",
+            "δ",
+            "ε agent (conditional)",
+        ],
         [
             [
                 row["arm"],
@@ -67,8 +76,9 @@ def _show(document: dict[str, Any]) -> None:
                 text.rate(row, "win_rate", ".2f"),
                 f"{row['paper']['win_rate']:.2f}" if "paper" in row else text.NONE,
                 text.rate(row, "share_of_vdn", ".0%").partition(" ")[0],
-                text.epsilon(row, "epsilon_agent"),
                 text.epsilon(row, "epsilon_team"),
+                f"{row['delta']:.3g}" if "delta" in row else text.NONE,
+                text.epsilon(row, "epsilon_agent"),
             ]
             for row in document["rows"]
         ],
