@@ -152,7 +152,8 @@ def _show_membership(document: dict[str, Any]) -> None:
         "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of the "
         f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
         f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the most that any "
-        "attack can reach at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or at its ε)"
+        "attack can reach at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or "
+        "at its ε)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     print_table(
