@@ -168,13 +168,14 @@ def test_a_private_run_refuses_uniform_sampling() -> None:
     assert make("pe-vdn-c").settings.sampling == "poisson"
 
 
-def test_delta_is_below_one_over_the_buffer_unless_it_is_set() -> None:
-    assert make("pe-vdn-c", settings={"buffer_size": 1000}).delta == 1000**-1.1
-    assert make("pe-vdn-c", settings={"delta": "1e-6"}).delta == 1e-6
-    tiny = dict.fromkeys(
-        ("buffer_size", "expected_batch_size", "parallel_episodes", "update_every"), 1
-    )
-    assert make("pe-vdn-c", settings=tiny).delta == 0.5
+@given(st.integers(1, 10**9), st.integers(128, 10**6))
+def test_delta_is_a_tenth_of_one_over_the_most_episodes_unless_it_is_set(
+    steps: int, buffer_size: int
+) -> None:
+    """Whatever the buffer holds: every episode of the stream is protected."""
+    found = make("pe-vdn-c", steps=steps, settings={"buffer_size": buffer_size})
+    assert found.delta == 1 / (10 * steps)
+    assert make("pe-vdn-c", steps=steps, settings={"delta": "1e-6"}).delta == 1e-6
 
 
 def test_private_learning_waits_for_a_quarter_of_the_buffer_other_learning_for_a_minibatch() -> (

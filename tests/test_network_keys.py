@@ -734,10 +734,11 @@ def test_keys_says_what_to_hand_to_whom(tmp_path: Path) -> None:
 
 
 def test_keys_takes_a_preset(tmp_path: Path) -> None:
-    typed = ["keys", "pe-vdn-c", "--env=toy:two-step", "--preset=private-1"]
-    assert cli(*typed, "--out", tmp_path, *BOTH).code == 0
+    typed = ["keys", "pe-vdn-c", "--env=smax-sc2:3m", "--preset=team-4", *BOTH]
+    said = cli(*typed, "--party=carol=10.0.0.4:7700", "--out", tmp_path, "--set=delta=1e-3")
+    assert said.code == 0 and "2.5e-07 would do" in said.err
     config = roster.read(tmp_path / "team.toml").config
-    assert config.settings.noise_multiplier == 2.895 and config.algorithm == "pe-vdn-c"
+    assert config.settings.noise_multiplier == 2.577 and config.algorithm == "pe-vdn-c"
 
 
 def test_keys_never_overwrites_a_team(team: Path) -> None:
@@ -767,7 +768,7 @@ def test_keys_never_overwrites_a_team(team: Path) -> None:
         ([*BOTH, "--patience=nan"], "patience is 'nan'"),
         ([*BOTH, "--seed=3"], "only a rehearsal is drawn from a seed"),
         ([*BOTH, "--set", "gama=1"], "did you mean 'gamma'"),
-        ([*BOTH, "--preset=private-1"], "is for pe-vdn-c, not for pe-vdn-b"),
+        ([*BOTH, "--preset=team-4"], "is for pe-vdn-c, not for pe-vdn-b"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(

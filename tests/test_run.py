@@ -25,7 +25,6 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from support import (
-    PRIVATE,
     SMALL,
     WORLD,
     Said,
@@ -166,7 +165,21 @@ def test_privacy_is_spent_and_never_given_back(long: Callable[[str], Run]) -> No
         assert values[0] == 0 < values[-1] < math.inf
         assert values == sorted(values)
     assert all(line["epsilon_team"] >= line["epsilon_agent"] for line in lines)
-    assert {line["delta"] for line in lines} == {PRIVATE["buffer_size"] ** -1.1}
+    assert {line["delta"] for line in lines} == {1 / (10 * long("pe-vdn-c").config.steps)}
+
+
+def test_a_delta_too_large_for_the_stream_is_noted_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(run._Training, "go", lambda self: None)
+    monkeypatch.setattr(Silent, "note", lambda self, text: notes.append(text))
+    train("pe-vdn-c", tmp_path / "small", steps=40, delta=1 / 400)
+    assert [text for text in notes if "delta" in text] == []
+    train("pe-vdn-c", tmp_path / "large", steps=40, delta=1e-2)
+    (note,) = [text for text in notes if "delta" in text]
+    assert "delta is 0.01, but should be at most a tenth of one over" in note
+    assert "which can be 40 here: 0.0025 would do" in note
 
 
 def test_an_infinite_epsilon_leaves_the_files_valid_json(
@@ -1016,7 +1029,7 @@ def test_progress_is_shown_on_standard_error_alone(
     observer.stop()
     shown = capsys.readouterr()
     assert shown.out == "" and "pe-vdn-c on toy" in shown.err
-    assert "win rate 0.25 (anchor 0.50) · ε agent 1.00 team 2.00" in shown.err
+    assert "win rate 0.25 (anchor 0.50) · ε team 2.00" in shown.err
     assert "1,234" in shown.err and "50" in shown.err
 
 

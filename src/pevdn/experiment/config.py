@@ -18,6 +18,7 @@ from typing import Any
 from pevdn.errors import UsageError, unknown
 
 MOST = 2_000_000_000  # whole numbers are 32 bits wide in the compiled program
+STEPS = 400_000  # of a training, unless it is told: as in the paper's experiment
 
 
 def _setting(
@@ -119,12 +120,17 @@ class Settings:
         "arrays: each array of a gradient to its even share of clip_norm, not the whole to it",
         choices=("whole", "arrays"),
     )
-    delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
     randomness: str = _setting(
         "auto",
         "where noise and minibatches come from: seed (can be repeated), or os (a secret); auto: os "
         "with DP in worlds outside of JAX and in objects",
         choices=("auto", "seed", "os"),
+    )
+    delta: float = _setting(
+        0.0,
+        "δ at which ε is reported; 0: 1/(10·steps), a tenth of one over the most episodes",
+        0.0,
+        0.999999,
     )
     relation: str = _setting(
         "zero-out",
@@ -199,7 +205,7 @@ ALGORITHMS: dict[str, Algorithm] = {
                 "reward_cap": 2.0,
                 "network": "entities",
                 "hidden_size": 32,
-                "noise_multiplier": 1.344,
+                "noise_multiplier": 1.71,
                 "clip_norm": 0.2,
                 "average_decay": 0.998,
             },
@@ -234,7 +240,7 @@ class Config:
 
     @property
     def delta(self) -> float:
-        return self.settings.delta or min(0.5, self.settings.buffer_size**-1.1)
+        return self.settings.delta or default_delta(self.steps)
 
     @property
     def block_size(self) -> int:
@@ -248,6 +254,11 @@ class Config:
         return s.learning_starts or (
             quarter(s.buffer_size) if self.private else s.expected_batch_size
         )
+
+
+def default_delta(episodes: int) -> float:
+    """δ for a stream of at most so many episodes: every episode has a step, or more."""
+    return 1 / (10 * episodes)
 
 
 def quarter(buffer_size: int) -> int:
@@ -264,7 +275,7 @@ def algorithm(name: str) -> Algorithm:
 def make(
     algorithm_name: str,
     env: str = "smax-sc2:3m",
-    steps: int = 400_000,
+    steps: int = STEPS,
     seeds: int = 1,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,

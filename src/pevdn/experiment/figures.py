@@ -58,8 +58,9 @@ def draw_lines(config: Config, lines: Sequence[dict[str, Any]], path: Path) -> N
     title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
     if config.private:
         last = [curve[-1] for curve in by_seed(lines).values()]
-        agent, team = (max(x[f"epsilon_{v}"] for x in last) for v in ("agent", "team"))
-        title += f"\nε agent {agent:.2f}, ε team {team:.2f} at δ = {config.delta:.2g}"
+        team, agent = (max(x[f"epsilon_{v}"] for x in last) for v in ("team", "agent"))
+        delta = last[0]["delta"]
+        title += f"\nε team {team:.2f}, ε agent {agent:.2f} (conditional) at δ = {delta:.2g}"
     axes.set(title=title, xlabel="environment steps", ylabel="win rate", ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)

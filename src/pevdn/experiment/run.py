@@ -54,13 +54,15 @@ def train(
     """Train a team for each of `seeds` seeds, starting at `seed`, and return the finished run.
 
     Settings are those that `pevdn config` lists, by name: `train("pe-vdn-c", noise_multiplier=2)`.
-    They win over those of a `preset`. `steps` are the preset's, or 400,000, unless given. Seeds are
+    They win over those of a `preset`, which is for a number of agents, unless noise_multiplier is
+    given as well. `steps` are the preset's, or 400,000, unless given. Seeds are
     shared evenly by so many `devices`, or by "all" of the machine's. `env` is the id of a world, or
     an object that `pevdn.worlds.adopt` makes one of.
     """
     given = None if isinstance(env, str) else environment.find(env)
     name = env if given is None else given.name
     config = presets.configure(algorithm, name, steps, seeds, seed, settings, preset)
+    presets.check_team(preset, settings, config, None if given is None else len(given.agents))
     return begin(config, out, observer, devices, given)
 
 
@@ -86,6 +88,11 @@ def begin(
             f"a step's reward counts for {cap:g} at most (reward_cap, chosen on SMAX); set "
             "reward_cap=0 if larger ones are not rare here."
         )
+    if config.private:
+        from pevdn.privacy import planner
+
+        if (note := planner.large_delta(planner.Plan.of(config, len(world.agents)))) is not None:
+            observer.note(note)
     with directory.disk_errors(path):
         directory.make_private(path)
         with directory.lock(path):

@@ -121,13 +121,13 @@ def audit(
     settings: Mapping[str, Any] | None = None,
     scaled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Audit the claims of a recipe in the agent view, and what each means in the team view.
+    """Audit the claims of a recipe in the team view, and its figures in the agent view.
 
-    `settings` are the recipe: those of training, and so is the default of `delta`. `scaled` stand
-    in for some of them, and SMALL for those it does not name. With a noise multiplier among them
-    its ε is the claim; otherwise `epsilons` are, each with the noise that it takes. `trials` is how
-    many with the canary, and as many without. All bounds of the document hold at once with its
-    confidence.
+    `settings` are the recipe: those of training. `scaled` stand in for some of them, and SMALL for
+    those it does not name. `delta` is the recipe's, or buffer_size^−1.1: a trial has no more
+    episodes than its buffer. With a noise multiplier among them its ε is the claim; otherwise noise
+    is chosen for these `epsilons` of the agent view. `trials` is how many with the canary, and as
+    many without. All bounds of the document hold at once with its confidence.
     """
     given = {**SMALL, **(settings or {}), **(scaled or {})}
     trials = number("trials", trials, int, 100, 1_000_000)
@@ -147,6 +147,8 @@ def audit(
         return configuration.make("pe-vdn-c", world.name, seed=seed, settings={**values, **changes})
 
     base, rows = made(given, **ALWAYS, **({} if delta is None else {"delta": delta})), []
+    if base.settings.delta == 0:
+        base = made(given, **ALWAYS, delta=min(0.5, base.settings.buffer_size**-1.1))
     differs = instead(made(settings or {}).settings, base.settings)
     chosen = dataclasses.asdict(base.settings)
     plan = planner.Plan.of(base, n_agents)
@@ -166,7 +168,8 @@ def audit(
             claim.sampling_rate, noise, n_agents if bug.root_n else 1, claim.delta
         )
         show.note(
-            f"ε {mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
+            f"ε team {mechanism.epsilon(plan.exposure, 'team'):.2f}, agent "
+            f"{mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
             f"compiling, then {trials:,} trials with the canary and {trials:,} without, of "
             f"{plan.exposure} updates"
         )

@@ -267,7 +267,7 @@ def attack(
             seen = noise / math.sqrt(n)
             team = accounting.epsilon(updates, q, seen, delta)
             limit = largest_auc((accounting.epsilon(updates, q, seen, d), d) for d in DELTAS)
-        goal = "" if agent is None else f" at ε {agent:.3g}"
+        goal = "" if team is None else f" at ε team {team:.3g}"
         whose = f", this run's {own}" if own else ""
         note(
             f"training {S} shadow teams of {shadow.algorithm}{goal}{whose}, {updates} updates "
