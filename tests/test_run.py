@@ -25,6 +25,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from support import (
+    PRIVATE,
     SMALL,
     WORLD,
     Said,
@@ -165,7 +166,7 @@ def test_privacy_is_spent_and_never_given_back(long: Callable[[str], Run]) -> No
         assert values[0] == 0 < values[-1] < math.inf
         assert values == sorted(values)
     assert all(line["epsilon_team"] >= line["epsilon_agent"] for line in lines)
-    assert {line["delta"] for line in lines} == {1 / (10 * long("pe-vdn-c").config.steps)}
+    assert {line["delta"] for line in lines} == {PRIVATE["delta"]}
 
 
 def test_a_delta_too_large_for_the_stream_is_noted_before_training(

@@ -137,7 +137,7 @@ def _show(found: dict[str, Any]) -> None:
         return _figure(found.get(name))
 
     many = f"all {found['agents']} agents" if found["agents"] > 1 else "the agent"
-    unsound = "" if found["theorem_1_sound"] else "; not sound for a throughput above 1"
+    unsound = "; not sound for a throughput above 1" if found["theorem_1_unsound"] else ""
     claim_delta = f" at δ = {found['theorem_1_delta']:.3g}"
     typer.echo(
         f"noise multiplier {found['noise_multiplier']:g}, batch {found['batch_size']} of "
@@ -165,7 +165,7 @@ def _show(found: dict[str, Any]) -> None:
                 "theorem-1",
                 "–",
                 figure("theorem_1_epsilon"),
-                f"the paper's claim{claim_delta}, for comparison only{unsound}",
+                f"the paper's claim of the agent view{claim_delta}, for comparison only{unsound}",
             ],
         ],
     )
