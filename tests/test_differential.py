@@ -400,7 +400,7 @@ BASE: dict[str, Any] = {
     "anchor_penalty": 0.05,
     "reward_cap": 0.0,
 }
-ENEMIES = AgentSpec(12, 5, (Things(0, 2, 3), Things(6, 2, 2, actions=3)))
+BATTLE = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))  # of smax-sc2:3m
 SHUFFLED = AgentSpec(7, 4, (Things(1, 2, 2, actions=1),))  # plain actions before and after
 PLAIN = AgentSpec(4, 3)
 
@@ -438,14 +438,16 @@ CASES = {
         target_update="hard",
         target_every=4,
     ),
-    "entities, unlike agents, adam, arrays": case(
+    # Large enough for jaxlib 0.10.2 to fuse encoders with the sum over what they encode.
+    "entities, 3 agents in battle, adam, arrays": case(
         "entities",
-        (ENEMIES, PLAIN, ENEMIES),
-        5,
+        (BATTLE,) * 3,
+        19,
         1,
+        hidden_size=8,
         clipping="arrays",
         return_lambda=0.3,
-        expected_batch_size=12,
+        expected_batch_size=8,
     ),
     "entities, 4 horizons, 2 lanes, sgd, coarse messages": case(
         "entities",
@@ -574,8 +576,8 @@ def test_a_lane_that_is_not_ready_keeps_everything_and_changes_nothing_elsewhere
 
 
 def test_training_makes_the_updates_of_the_equations_from_the_episodes_that_it_plays() -> None:
-    """The program that `pevdn train` runs, `advance`, in a toy world: the fourth update of it."""
-    world = worlds.make("toy:two-step")
+    """The program that `pevdn train` runs, `advance`: the fourth update of two unlike agents."""
+    world = worlds.make("toy:coordination")
     settings = {**BASE, "network": "recurrent", "parallel_episodes": 6, "update_every": 6}
     wanted = config.make("pe-vdn-c", world.name, settings={**settings, "learning_starts": 6})
     sim, start = Simulation(world, wanted), jnp.arange(2)
@@ -737,15 +739,12 @@ def test_the_update_that_mutations_start_from_is_right() -> None:
 OFTEN = (  # the others are `make test-slow`'s: each compiles an update
     "γ is 1 % less",
     "unavailable actions are not masked",
-    "a step after the last counts",
     "the mean is over one step more",
     "messages are rounded down",
-    "a matrix of the GRU has half of its gradient",
     "the last part of a minibatch is left out",
     "each array is clipped to C/n",
     "the noise is 1 % too large",
     "β1 and β2 are swapped",
-    "the step size does not fall",
 )
 
 
