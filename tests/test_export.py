@@ -71,11 +71,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A private run whose ledger says that its second seed has spent more than its first."""
+    """A private run whose first seed has spent less than was planned, and its second more."""
     path = tmp_path_factory.mktemp("runs") / "private"
     run = fresh(path, "pe-vdn-c", "toy:coordination", **PRIVATE)
     plan = Plan.of(run.config, 2)
-    ledger = Ledger.begin(path, configuration.fingerprint(run.config), plan.mechanism, 2)
+    ledger = Ledger.begin(path, configuration.fingerprint(run.config), plan.mechanism, 2, 20)
     chunk = ledger.reserve(40, 30, [100, 100], 1)
     ledger.settle(chunk, [10, 30], [10, 30], "")
     return run
@@ -304,9 +304,10 @@ def test_every_array_and_fact_is_on_the_page(private: Run, tmp_path: Path) -> No
 def test_a_private_policy_says_what_the_ledger_says_of_its_seed(
     private: Run, lane: int, tmp_path: Path
 ) -> None:
-    spent = Plan.of(private.config, 2).mechanism.spent([10, 30][lane])
+    guaranteed = Plan.of(private.config, 2).mechanism.spent([20, 30][lane])
     facts = pevdn.export(private, 0, seed=5 + lane, out=tmp_path / "policy").facts
-    assert {name: float(facts[name]) for name in spent._fields} == spent._asdict()
+    assert {name: float(facts[name]) for name in guaranteed._fields} == guaranteed._asdict()
+    assert "no matter when or why the training ended" in facts["privacy"]
     assert "neighbours by zero-out" in facts["privacy"] and "chose anchors" in facts["privacy"]
     assert (
         "epsilon_agent counts one agent's own gradients alone and is no bound" in facts["privacy"]
@@ -328,7 +329,7 @@ def test_what_a_damaged_ledger_says_is_not_told(private: Run, tmp_path: Path) ->
 def test_without_noise_nothing_is_promised(tmp_path: Path) -> None:
     run = fresh(tmp_path / "run", "pe-vdn-c", "toy:two-step", **{**PRIVATE, "noise_multiplier": 0})
     mechanism = Plan.of(run.config, 2).mechanism
-    ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), mechanism, 2)
+    ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), mechanism, 2, 20)
     ledger.settle(ledger.reserve(40, 30, [100, 100], 1), [10, 30], [10, 30], "")
     facts = pevdn.export(run, 0).facts
     assert facts["privacy"] == export.NOTHING and "epsilon_team" not in facts

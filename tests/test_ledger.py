@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -34,6 +35,7 @@ from pevdn.experiment import config
 from pevdn.experiment import run as runs
 from pevdn.experiment.run import Run
 from pevdn.privacy import accounting
+from pevdn.privacy import ledger as ledgers
 from pevdn.privacy.accounting import Mechanism
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
@@ -41,6 +43,7 @@ from pevdn.privacy.planner import Plan
 pytestmark = pytest.mark.usefixtures("compiled_once")
 MECHANISM = Mechanism(1 / 8, 1.0, 2, 1e-2)
 ID = "this run"
+PLANNED = 40
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +86,11 @@ def spend(ledger: Ledger, made: int, iterations: int = 3, digest: str = "d") -> 
 def test_whatever_crashes_the_ledger_counts_every_update(tmp_path_factory, events):
     """Chunks are settled, or cut short by a crash after which the process starts over."""
     folder = tmp_path_factory.mktemp("book")
-    ledger = Ledger.begin(folder, ID, MECHANISM, 1)
-    checkpoint, applied, surviving = ledger.head, 0, []
+    ledger = Ledger.begin(folder, ID, MECHANISM, 1, PLANNED)
+    checkpoint, applied, surviving = ledger.position, 0, []
     for what, made in events:
         if what == "saved":
-            checkpoint, surviving = ledger.head, []
+            checkpoint, surviving = ledger.position, []
             continue
         chunk = ledger.reserve(100, 5, [99], 1)
         applied += made  # the machine did this much, whatever becomes of it
@@ -107,7 +110,7 @@ def test_whatever_crashes_the_ledger_counts_every_update(tmp_path_factory, event
 
 
 def test_a_crash_counts_all_that_was_reserved_for_every_episode(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     spend(ledger, made=2)
     before = ledger.exposure
     ledger.reserve(100, 7, [99], 2)
@@ -118,8 +121,8 @@ def test_a_crash_counts_all_that_was_reserved_for_every_episode(tmp_path):
 
 
 def test_a_repeated_chunk_adds_to_the_count_and_not_to_epsilon(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
-    start = ledger.head
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    start = ledger.position
     spend(ledger, made=2)
     exposure = ledger.exposure
     ledger = Ledger.read(tmp_path, ID)
@@ -132,8 +135,8 @@ def test_a_repeated_chunk_adds_to_the_count_and_not_to_epsilon(tmp_path):
 
 
 def test_a_repetition_that_comes_out_differently_is_refused(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
-    start = ledger.head
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    start = ledger.position
     spend(ledger, made=2)
     ledger = Ledger.read(tmp_path, ID)
     ledger.go_on(*start)
@@ -144,17 +147,185 @@ def test_a_repetition_that_comes_out_differently_is_refused(tmp_path):
     ledger = Ledger.read(tmp_path, ID)
     ledger.go_on(*start)
     ledger.renew()
-    assert ledger.renewed == 1
+    nonce = ledger.take_renewal()
+    assert nonce is not None and ledger.take_renewal() is None
     assert ledger.lost == [2 + 3]  # what was settled, and the reservation of the try
     spend(ledger, made=1, digest="new")
     again = Ledger.read(tmp_path, ID)
     again.go_on(*start)
-    assert again.renewed == 1
-    assert [chunk.digest for chunk in again._pending] == ["new"]
+    assert again.take_renewal() == nonce
+    assert again.reserve(100, 9, [99], 1).digest == "new"
+
+
+def test_a_position_stays_where_it_is_until_a_repetition_is_settled(tmp_path):
+    """A save during repetitions must not forget those that are still to come."""
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    positions = [ledger.position]
+    for number in range(3):
+        spend(ledger, made=number + 1, digest=str(number))
+        positions.append(ledger.position)
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(*positions[0])
+    for number in range(2):
+        assert ledger.position == positions[number]
+        chunk = ledger.reserve(100, 9, [99], 1)
+        assert ledger.position == positions[number]
+        ledger.settle(chunk, [number + 1], [0], str(number))
+    assert ledger.position == positions[2]
+    repeats = [x["repeats"] for x in ledger.lines if x["kind"] == "settle"]
+    assert repeats == [None, None, None, positions[1][0], positions[2][0]]
+    ledger.renew()
+    assert ledger.lost == [3] and Ledger.read(tmp_path, ID).lost == [3]
+
+
+def test_a_renewal_is_applied_again_in_its_place(tmp_path):
+    """Checkpoint A, chunk, checkpoint B, chunk, crash, renewal from B, chunk; then B is lost."""
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    a = ledger.position
+    spend(ledger, made=1, digest="from A to B")
+    b = ledger.position
+    spend(ledger, made=2, digest="lost")
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(*b)
+    ledger.renew()
+    nonce = ledger.take_renewal()
+    spend(ledger, made=3, digest="after B")
+
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(*a)
+    assert ledger.take_renewal() is None
+    chunk = ledger.reserve(100, 9, [99], 1)
+    ledger.settle(chunk, [1], [1], "from A to B")
+    assert ledger.take_renewal() == nonce
+    chunk = ledger.reserve(100, 9, [99], 1)
+    ledger.settle(chunk, [3], [4], "after B")
+    assert ledger.lost == [2]
+    ledger.go_on(*a)
+    ledger.renew()  # instead of repeating
+    assert ledger.lost == [1 + 2 + 3]
+
+
+def test_a_second_renewal_gives_up_the_first_with_other_random_numbers(tmp_path):
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    nonces = set()
+    for life in range(3):  # a crash right after the line of the renewal
+        ledger.go_on(0, "")
+        ledger.renew()
+        nonces.add(Ledger.read(tmp_path, ID).lineage[-1]["nonce"])
+        assert len(ledger.lineage) == 1 and len(nonces) == life + 1
+    nonce = ledger.take_renewal()
+    spend(ledger, made=2)
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(0, "")
+    assert ledger.take_renewal() == nonce
+    assert ledger.lost == [0]
+
+
+def test_a_checkpoint_of_a_state_that_was_given_up_is_refused(tmp_path):
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    spend(ledger, made=2)
+    given_up = ledger.position
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(0, "")
+    ledger.renew()
+    with pytest.raises(PevdnError, match="--new-noise` gave up; delete that checkpoint"):
+        Ledger.read(tmp_path, ID).go_on(*given_up)
+
+
+def test_a_reservation_that_made_nothing_is_void(tmp_path):
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    ledger.reserve(100, 1, [99], 2)
+    assert ledger.lost == [2]
+    ledger.void()
+    assert ledger.lost == ledger.counted == Ledger.read(tmp_path, ID).lost == [0]
+    assert ledger.position == (0, "")
+
+
+def test_a_state_is_not_past_a_line_that_could_not_be_written_in_full(tmp_path, monkeypatch):
+    """The settlement is on the disk, its head is not: who handles the error holds the old state."""
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    chunk = ledger.reserve(100, 3, [99], 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledgers, "write_whole", failing)
+        with pytest.raises(OSError, match="No space"):
+            ledger.settle(chunk, [2], [2], "d")
+    assert ledger.position == (0, "")
+    assert Ledger.read(tmp_path, ID).lost == [0]
+    ledger = Ledger.read(tmp_path, ID)
+    ledger.go_on(0, "")
+    assert ledger.reserve(100, 9, [99], 1).digest == "d"
+
+
+def failing(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# --- a ledger is never replaced ----------------------------------------------------------------
+
+
+def test_a_ledger_with_a_reservation_is_never_begun_anew(tmp_path):
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    ledger.reserve(100, 7, [99], 1)
+    for missing in ([], [HEAD]):
+        for name in missing:
+            (tmp_path / name).unlink()
+        before = content(tmp_path)
+        with pytest.raises(PevdnError, match="no other training may begin"):
+            Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+        assert content(tmp_path) == before
+
+
+def test_what_a_crash_leaves_of_a_beginning_may_be_begun_anew(tmp_path):
+    Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
+    line, head = (tmp_path / FILE).read_bytes(), (tmp_path / HEAD).read_bytes()
+    for size in range(len(line) + 1):
+        for vouched in (True, False):
+            (tmp_path / FILE).write_bytes(line[:size])
+            (tmp_path / HEAD).unlink()
+            if vouched:
+                (tmp_path / HEAD).write_bytes(head)
+            assert not Ledger.begun(tmp_path)
+            spend(Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED), made=2)
+            assert Ledger.read(tmp_path, ID).counted == [2]
+    (tmp_path / FILE).write_bytes(b"something else")
+    assert Ledger.begun(tmp_path)
+
+
+def test_a_ledger_of_the_version_before_is_refused_with_the_reason(tmp_path, unfinished):
+    for path in (unfinished.path / FILE, unfinished.path / HEAD):
+        as_version_1(path)
+    for command in (("resume", unfinished.path), ("ledger", unfinished.path)):
+        said = cli(*command)
+        assert said.code == 1
+        assert "count can be too low after a kill" in said.sentence
+        assert "5.3 standard deviations" in said.sentence and "train anew" in said.sentence
+    said = cli("evaluate", unfinished.path, "--episodes", 4, "--json")
+    assert said.code == 0, said.err
+
+
+def as_version_1(path: Path) -> None:
+    """The same ledger as the version before would have written it, as far as it is read."""
+    lines: list[dict[str, Any]] = []
+    if path.name == HEAD:
+        lines = [json.loads(x) for x in (path.parent / FILE).read_text().splitlines()]
+        path.write_text(json.dumps({k: lines[-1][k] for k in ("line", "check")}))
+        return
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        for name in ("version", "planned", "affordable"):
+            line.pop(name, None)
+        if "repeats" in line:
+            line["repeats"] = line["repeats"] is not None
+        line["check"] = ledgers._checksum(lines[-1:], line)
+        lines.append(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# --- files of a ledger that are damaged ----------------------------------------------------------
 
 
 def test_a_crash_at_any_byte_of_a_line_leaves_a_ledger_that_can_be_read(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     spend(ledger, made=2)
     file, head = tmp_path / FILE, tmp_path / HEAD
     before, vouched, counted = file.read_bytes(), head.read_bytes(), ledger.counted
@@ -172,7 +343,7 @@ def test_a_crash_at_any_byte_of_a_line_leaves_a_ledger_that_can_be_read(tmp_path
 
 
 def test_any_change_to_any_byte_is_noticed(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     spend(ledger, made=2)
     file = tmp_path / FILE
     good = file.read_bytes()
@@ -185,7 +356,7 @@ def test_any_change_to_any_byte_is_noticed(tmp_path):
 
 
 def test_a_ledger_cut_short_anywhere_is_noticed(tmp_path):
-    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1)
+    ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     spend(ledger, made=2)
     file = tmp_path / FILE
     good = file.read_bytes()
@@ -197,7 +368,7 @@ def test_a_ledger_cut_short_anywhere_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("name", [FILE, HEAD])
 def test_a_missing_book_is_named(tmp_path, name):
-    spend(Ledger.begin(tmp_path, ID, MECHANISM, 1), made=2)
+    spend(Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED), made=2)
     (tmp_path / name).unlink()
     with pytest.raises(PevdnError, match=f"{name} cannot be read"):
         Ledger.read(tmp_path, ID)
@@ -211,7 +382,10 @@ def test_every_update_of_a_run_is_in_its_ledger(whole: Run) -> None:
     last = whole.metrics[-1]
     assert ledger.counted == [last["updates"]]
     assert ledger.lost == [0]
-    assert ledger.spent()[0].epsilon_team == last["epsilon_team"] == whole.summary["epsilon_team"]
+    spent, guaranteed = ledger.spent()[0], ledger.guaranteed()[0]
+    assert spent.epsilon_team == last["epsilon_team"] == whole.summary["epsilon_team_spent"]
+    assert guaranteed.epsilon_team == whole.summary["epsilon_team"]
+    assert ledger.bound == [Plan.of(whole.config, 2).exposure]
     for reserved, settled in zip(ledger.lines[1::2], ledger.lines[2::2], strict=True):
         assert (reserved["kind"], settled["kind"]) == ("reserve", "settle")
         assert max(settled["made"]) <= reserved["updates"]
@@ -257,8 +431,11 @@ def test_a_run_reports_epsilon_under_its_own_relation(
     mechanism = ledger_of(run).mechanism
     assert mechanism.relation == relation and relation in run.summary["guarantee"]
     assert mechanism == ledger_of(whole).mechanism._replace(relation=relation)
-    assert run.summary["epsilon_team"] == mechanism.epsilon(ledger_of(whole).exposure[0], "team")
-    assert run.summary["epsilon_team"] > whole.summary["epsilon_team"]
+    for name, exposure in (
+        ("epsilon_team", ledger_of(whole).bound[0]),
+        ("epsilon_team_spent", ledger_of(whole).exposure[0]),
+    ):
+        assert run.summary[name] == mechanism.epsilon(exposure, "team") > whole.summary[name]
 
 
 def test_runs_without_dp_have_no_ledger(tmp_path: Path) -> None:
@@ -272,11 +449,13 @@ def test_runs_without_dp_have_no_ledger(tmp_path: Path) -> None:
 
 def test_the_ledger_command_says_what_was_spent(whole: Run) -> None:
     found = json.loads(cli("ledger", whole.path, "--json").out)
-    assert found["seeds"][0]["epsilon_team"] == whole.summary["epsilon_team"]
+    for name in ("epsilon_team", "epsilon_agent", "epsilon_team_spent", "epsilon_agent_spent"):
+        assert found["seeds"][0][name] == whole.summary[name]
     assert found["seeds"][0]["updates"] == whole.metrics[-1]["updates"]
     before = content(whole.path)
     said = cli("ledger", whole.path)
     assert said.code == 0 and "none missing or changed" in said.out
+    assert "hold no matter when or why it ends" in " ".join(said.out.split())
     assert content(whole.path) == before
 
 
@@ -351,6 +530,7 @@ def test_what_an_older_checkpoint_lost_is_repeated_and_costs_nothing(
     assert metrics_of(unfinished.path) == metrics_of(whole.path)
     ledger = ledger_of(unfinished)
     assert any(x["kind"] == "settle" and x["repeats"] for x in ledger.lines)
+    assert unfinished.summary["epsilon_team"] == whole.summary["epsilon_team"]
     assert ledger.lost == [0]
     assert ledger.counted[0] > ledger_of(whole).counted[0]
 
@@ -383,7 +563,8 @@ def test_a_machine_that_does_not_repeat_itself_is_stopped(
 def test_training_stops_before_the_budget_is_exceeded(tmp_path: Path, view: str) -> None:
     budget = {"team": 2.0, "agent": 1.2}[view]
     run = train("pe-vdn-c", tmp_path / "run", epsilon_budget=budget, budget_view=view, steps=400)
-    spent = run.summary[f"epsilon_{view}"]
+    spent = run.summary[f"epsilon_{view}_spent"]
+    assert spent == run.summary[f"epsilon_{view}"]  # as much as the budget affords
     assert run.summary["stopped_by_budget"] and run.summary["env_steps"] < 400
     assert all(line[f"epsilon_{view}"] <= budget for line in run.metrics)
     ledger = ledger_of(run)
@@ -425,11 +606,13 @@ def test_a_crash_does_not_make_room_in_the_budget(tmp_path: Path) -> None:
     affordable = mechanism.affordable(2.0, "team", 100)
     path.mkdir()
     (path / "config.yaml").write_text(config.to_text(wanted))
-    ledger = Ledger.begin(path, config.fingerprint(wanted), mechanism, 1)
+    plan = Plan.of(wanted, 2).exposure
+    ledger = Ledger.begin(path, config.fingerprint(wanted), mechanism, 1, plan, affordable)
     ledger.reserve(40, 3, [affordable], 2)  # and then the machine died
     run = pevdn.resume(path)
     assert ledger_of(run).lost == [6]
     assert ledger_of(run)._exposure == [affordable - 6]
+    assert ledger_of(run).bound == [affordable]
     assert run.summary["epsilon_team"] <= 2.0
 
 
@@ -539,7 +722,15 @@ def lives(process: int) -> bool:
 def kill_again_and_again(folder: Path, kills: int, seed: int, luck: int) -> list[Run]:
     """Train with `kills` SIGKILLs at random instants, in as many runs as that takes."""
     chance, killed, begun, programs = random.Random(luck), 0, [], folder / "programs"
-    with python(NURSERY, programs, stdin=subprocess.PIPE) as nursery:
+
+    def said() -> str:
+        return (folder / "stderr").read_text()
+
+    # A pipe that nobody reads fills up with the warnings of XLA, and stops the nursery.
+    with (
+        (folder / "stderr").open("w+") as errors,
+        python(NURSERY, programs, stdin=subprocess.PIPE, stderr=errors) as nursery,
+    ):
         while killed < kills:
             run, applied = Run(folder / f"run-{len(begun)}"), folder / f"applied-{len(begun)}"
             settings = {**PRIVATE, "eval_every": 100, "checkpoint_every": 100}
@@ -561,14 +752,15 @@ def kill_again_and_again(folder: Path, kills: int, seed: int, luck: int) -> list
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
                 code = int(nursery.stdout.readline())
-                assert code in (-signal.SIGKILL, 0), (nursery.kill(), nursery.stderr.read())
+                assert code in (-signal.SIGKILL, 0), (nursery.kill(), said())
                 killed += code != 0
                 if Ledger.begun(run.path):
                     counted = ledger_of(run).counted  # readable, whenever it was
                     pairs = zip(counted, applied_in(applied), strict=True)
                     assert all(n >= made for n, made in pairs)
         nursery.stdin.close()
-        assert "Traceback" not in nursery.stderr.read()
+        nursery.wait()
+        assert "Traceback" not in said()
     return begun
 
 

@@ -285,6 +285,55 @@ def test_the_folder_of_another_team_is_refused(
         party(other, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def private_team(team: Roster, tmp_path_factory: pytest.TempPathFactory) -> Roster:
+    settings = {
+        "buffer_size": 8,
+        "expected_batch_size": 2,
+        "parallel_episodes": 2,
+        "update_every": 2,
+        "hidden_size": 4,
+    }
+    config = configuration.make("pe-vdn-c", "toy:two-step", 1000, 1, 0, settings)
+    out = tmp_path_factory.mktemp("private") / "keys"
+    return keys.create(out, config, PLACES, "127.0.0.1:7703")
+
+
+def test_a_spent_ledger_without_snapshots_is_never_begun_anew(
+    private_team: Roster, tmp_path: Path
+) -> None:
+    alice = party(private_team, tmp_path)
+    assert alice.ledger is not None
+    alice.ledger.reserve(1, 1, [99], 1)
+    for snapshot in tmp_path.glob("snapshot-*.bin"):
+        snapshot.unlink()
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(PevdnError, match=r"no snapshot-\*\.bin, but its ledger counts updates"):
+        party(private_team, tmp_path)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_party_killed_while_it_began_begins_anew(private_team: Roster, tmp_path: Path) -> None:
+    party(private_team, tmp_path)
+    for snapshot in tmp_path.glob("snapshot-*.bin"):
+        snapshot.unlink()
+    alice = party(private_team, tmp_path)  # nothing but the first line is in the ledger
+    assert alice.ledger is not None and len(alice.ledger.lines) == 1
+
+
+def test_a_snapshot_has_the_position_of_its_state(private_team: Roster, tmp_path: Path) -> None:
+    """Lines that follow the last settlement are not part of it."""
+    alice = party(private_team, tmp_path)
+    ledger = alice.ledger
+    assert ledger is not None
+    ledger.settle(ledger.reserve(1, 1, [99], 1), [1], [1], "d")
+    position = ledger.position
+    ledger.reserve(2, 1, [99], 1)
+    alice._save()
+    found = Journal(tmp_path).snapshot()
+    assert found is not None and tuple(found[1]["ledger"]) == position == (3, position[1])
+
+
 def test_metrics_go_on_behind_the_last_whole_line(team: Roster, tmp_path: Path) -> None:
     alice = party(team, tmp_path)
     alice._score(0.25, 1.0, 2.0)

@@ -536,7 +536,7 @@ def pretend(arm: Arm, win_rates: Sequence[Sequence[float]], **more: float) -> No
     (arm.path / "config.yaml").write_text(config.to_text(arm.config))
     if arm.config.private:
         mechanism, seeds = Plan.of(arm.config, 3).mechanism, arm.config.seeds
-        ledger = Ledger.begin(arm.path, config.fingerprint(arm.config), mechanism, seeds)
+        ledger = Ledger.begin(arm.path, config.fingerprint(arm.config), mechanism, seeds, 100)
         chunk = ledger.reserve(1, 1, [9999] * seeds, 1)
         ledger.settle(chunk, [1] * seeds, [100] * seeds, "")
     lines = [line | more for line in lines_of(win_rates, arm.config.settings.eval_every)]

@@ -1,4 +1,4 @@
-"""`pevdn ledger`: what a run has spent, from its own books."""
+"""`pevdn ledger`: what a run guarantees and what it has spent, from its ledger."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import typer
 
 from pevdn.cli.output import Json, print_json, print_table
 
+MEANING = (
+    "ε team and ε agent are of the run as configured, plus everything lost in crashes: they hold "
+    "no matter when or why it ends. Spent so far holds only if nobody stops the run because of "
+    "its results."
+)
+
 
 def main(
     run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
 ) -> None:
-    """Check the ledger of a private run, and say what it has spent so far."""
+    """Check the ledger of a private run, and print the ε that it guarantees and has spent."""
     from pevdn.errors import UsageError
     from pevdn.experiment.config import fingerprint
     from pevdn.experiment.directory import Run
@@ -30,30 +36,41 @@ def main(
     rows = [
         {
             "seed": config.seed + lane,
-            **spent._asdict(),
+            **guaranteed._asdict(),
+            "epsilon_agent_spent": spent.epsilon_agent,
+            "epsilon_team_spent": spent.epsilon_team,
+            "exposure_bound": ledger.bound[lane],
             "exposure": ledger.exposure[lane],
             "updates": ledger.counted[lane],
             "lost": ledger.lost[lane],
         }
-        for lane, spent in enumerate(ledger.spent())
+        for lane, (guaranteed, spent) in enumerate(
+            zip(ledger.guaranteed(), ledger.spent(), strict=True)
+        )
     ]
     if as_json:
         mechanism = ledger.mechanism._asdict()
         document = {"run": str(run), "lines": len(ledger.lines), "mechanism": mechanism}
-        print_json({**document, "teammate": TEAMMATE, "seeds": rows})
+        print_json({**document, "teammate": TEAMMATE, "meaning": MEANING, "seeds": rows})
         return
     typer.echo(
         f"{len(ledger.lines):,} lines, none missing or changed; δ = {ledger.mechanism.delta:.3g}, "
         f"{ledger.mechanism.relation}"
     )
     print_table(
-        ["seed", "ε team", "ε agent", "ε teammate", "exposure", "updates", "lost in crashes"],
+        [
+            *("seed", "ε team", "ε agent", "ε teammate", "team spent", "agent spent"),
+            *("exposure bound", "exposure", "updates", "lost in crashes"),
+        ],
         [
             [
                 row["seed"],
                 f"{row['epsilon_team']:.3f}",
                 f"{row['epsilon_agent']:.3f}",
                 "none",
+                f"{row['epsilon_team_spent']:.3f}",
+                f"{row['epsilon_agent_spent']:.3f}",
+                f"{row['exposure_bound']:,}",
                 f"{row['exposure']:,}",
                 f"{row['updates']:,}",
                 f"{row['lost']:,}",
@@ -61,3 +78,4 @@ def main(
             for row in rows
         ],
     )
+    typer.echo(MEANING)

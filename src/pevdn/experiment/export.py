@@ -31,7 +31,8 @@ NOTHING = (
 PROMISE = (
     "One training episode, neighbours by {relation}, has (epsilon_team, delta)-differential "
     "privacy towards whoever sees this policy, any models of the whole team up to this one, or "
-    "what they do, and does not know the random numbers of the training. epsilon_agent counts one "
+    "what they do, and does not know the random numbers of the training. It holds no matter when "
+    "or why the training ended. epsilon_agent counts one "
     "agent's own gradients alone and is no bound. Not covered are teammates, who saw the opened "
     "sums, and evaluation episodes{anchor}."
 )
@@ -182,13 +183,13 @@ def promise(run: Run, lane: int) -> dict[str, str]:
     if not config.private:
         return {"privacy": NOTHING}
     ledger = Ledger.read(run.path, fingerprint(config))
-    spent = ledger.mechanism.spent(ledger.exposure[lane])
-    if spent.epsilon_team == float("inf"):
+    guaranteed = ledger.mechanism.spent(ledger.bound[lane])
+    if guaranteed.epsilon_team == float("inf"):
         return {"privacy": NOTHING}
     words = PROMISE.format(
         relation=ledger.mechanism.relation, anchor=ANCHOR if config.settings.anchor else ""
     )
-    return {**{name: str(x) for name, x in spent._asdict().items()}, "privacy": words}
+    return {**{name: str(x) for name, x in guaranteed._asdict().items()}, "privacy": words}
 
 
 def advice(facts: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from pevdn.privacy.accounting import RELATIONS
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Progress
     from pevdn.experiment.directory import Run
+    from pevdn.privacy.ledger import Ledger
 
 WINDOW = 100_000  # the final figures are means over the last so many steps
 MODELS = {"anchor": "anchor model", "average": "averaged model", "": "running model"}
@@ -34,6 +35,10 @@ def guarantee(config: Config) -> str:
     relation = config.settings.relation
     return (
         f"ε is for one training episode under the {relation} relation: {RELATIONS[relation]}. "
+        "epsilon_team and epsilon_agent are of the whole run as configured, plus everything that "
+        "was lost in crashes: they hold no matter when or why the run ended. epsilon_team_spent "
+        "and epsilon_agent_spent are of the updates made so far, and hold only if nobody stopped "
+        "the run because of its results. "
         "epsilon_team holds against an outsider who sees all agents act or their parameters, and "
         "so against any who sees fewer. epsilon_agent is the loss through one agent's own updates "
         "with its teammates' contributions held fixed. A teammate gets no differential privacy: it "
@@ -72,9 +77,14 @@ def by_seed(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
 
 
 def summarise(
-    run: Run, config: Config, progress: Progress, compile_seconds: float, devices: int
+    run: Run,
+    config: Config,
+    progress: Progress,
+    compile_seconds: float,
+    devices: int,
+    ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """The content of summary.json."""
+    """The content of summary.json; a private run has a ledger."""
     import jax
 
     from pevdn._platform import peak_memory_bytes
@@ -112,9 +122,12 @@ def summarise(
             summary[f"late_{name}"] = mean
             summary[f"late_{name}_half_width_95"] = half
             summary[f"late_{name}_by_seed"] = late
-    if config.private:
-        for name in ("epsilon_agent", "epsilon_team"):
-            summary[name] = max(line[name] for line in last)
+    if ledger is not None:
+        guaranteed, spent = ledger.guaranteed(), ledger.spent()
+        summary["epsilon_agent"] = max(x.epsilon_agent for x in guaranteed)
+        summary["epsilon_team"] = max(x.epsilon_team for x in guaranteed)
+        summary["epsilon_agent_spent"] = max(x.epsilon_agent for x in spent)
+        summary["epsilon_team_spent"] = max(x.epsilon_team for x in spent)
         summary["epsilon_teammate"] = None
         summary["delta"] = config.delta
         summary["guarantee"] = guarantee(config)
@@ -157,7 +170,8 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(
             f"privacy  ε team {summary['epsilon_team']:.2f}, "
             f"ε agent {summary['epsilon_agent']:.2f}, teammate none, at "
-            f"δ = {summary['delta']:.2g}: {summary['guarantee']}"
+            f"δ = {summary['delta']:.2g} (spent so far: team {summary['epsilon_team_spent']:.2f}, "
+            f"agent {summary['epsilon_agent_spent']:.2f}): {summary['guarantee']}"
         )
     if summary.get("stopped_by_budget"):
         lines.append(

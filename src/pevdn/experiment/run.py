@@ -146,7 +146,7 @@ class Progress:
     training_steps: int = 0  # steps those seconds went into
     wall_seconds: float = 0.0
     budget_spent: bool = False  # no seed can afford another update
-    ledger_line: int = 0  # the last one when this was saved, and its checksum
+    ledger_line: int = 0  # the ledger's position of this state, and its checksum
     ledger_check: str = ""
 
 
@@ -233,15 +233,17 @@ class _Training:
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
-        if self._is_new():
-            origins = randomness.origins(self.config, self._secret())
+        origins = randomness.origins(self.config, self._secret()) if self._is_new() else None
+        if self.config.private:
+            self.ledger = self._open_ledger()
+        if origins is not None:
             self.state = self.lanes.jit(self.simulation.start, origins)(origins)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
-        if self.config.private:
-            self._open_ledger(new_noise)
         self.state = self.lanes.place(self.state)
+        if self.ledger is not None:
+            self._continue_ledger(self.ledger, new_noise)
         # What was written after the checkpoint will be written again.
         directory.keep_lines(self.run.path / "metrics.jsonl", self.progress.metrics_lines)
 
@@ -259,32 +261,33 @@ class _Training:
             )
         return secret.load_or_create(path)
 
-    def _open_ledger(self, new_noise: bool) -> None:
-        """Begin a ledger, or go on with the one that belongs to the checkpoint."""
-        import jax
-
-        from pevdn.privacy.ledger import FILE, Ledger
+    def _open_ledger(self) -> Ledger:
+        """The ledger of the run; a new one only if nothing was ever reserved."""
+        from pevdn.privacy.ledger import Ledger
         from pevdn.privacy.planner import Plan
 
         path, run = self.run.path, configuration.fingerprint(self.config)
         fresh = self._is_new() and not (path / "metrics.jsonl").exists()
-        if fresh and not Ledger.begun(path):
-            plan = Plan.of(self.config, len(self.simulation.team))
-            self.ledger = Ledger.begin(path, run, plan.mechanism, self.config.seeds)
-            return
-        self.ledger = Ledger.read(path, run)
-        self.ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
-        if self.ledger.note_copy():
+        if not fresh or Ledger.begun(path):
+            return Ledger.read(path, run)
+        plan = Plan.of(self.config, len(self.simulation.team))
+        facts = (plan.mechanism, self.config.seeds, plan.exposure, self.affordable)
+        return Ledger.begin(path, run, *facts)
+
+    def _continue_ledger(self, ledger: Ledger, new_noise: bool) -> None:
+        """Go on at the position of the restored state."""
+        from pevdn.privacy.ledger import FILE
+
+        ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
+        if ledger.note_copy():
             self.observer.note(
-                f"this is a copy of a run ({path / FILE} began as another file): what it trains "
-                "from here on is one more spend of the same episodes, and the original's ledger "
-                "does not know of it."
+                f"this is a copy of a run ({self.run.path / FILE} began as another file): what it "
+                "trains from here on is one more spend of the same episodes, and the original's "
+                "ledger does not know of it. Train only one of the two, or resume one with "
+                "--new-noise, so that both do not use the same noise."
             )
         if new_noise:
-            self.ledger.renew()
-        if number := self.ledger.renewed:
-            renewed = jax.vmap(lambda key: jax.random.fold_in(key, number))(self.state.key)
-            self.state = self.state._replace(key=renewed)
+            ledger.renew()
 
     def _compile(self) -> None:
 
@@ -359,26 +362,37 @@ class _Training:
         most = min(most, self.simulation.at_once)
         limit = [configuration.MOST] * self.config.seeds
         if ledger is not None:
+            self._apply_renewals(ledger)
             if self.affordable is not None:
                 limit = [self.affordable - lost for lost in ledger.lost]
             due = self.simulation.updates_due
-            chunk = ledger.reserve(until, most, limit, due, self.lanes.devices)
+            try:
+                chunk = ledger.reserve(until, most, limit, due, self.lanes.devices)
+            except UsageError:  # other devices are needed from here on
+                self._save()
+                raise
             most, limit = chunk.iterations, chunk.limit
         before = np.array(self.state.updates)  # a copy: the state is given away
-        fault = None
         try:
             self.state = self.advance(
                 self.state, jnp.int32(until), jnp.int32(most), jnp.array(limit, jnp.int32)
             )
-        except WorldFault as problem:  # while playing: nothing was learnt, and nothing spent
-            fault = problem
-        if ledger is not None and chunk is not None and not (fault and chunk.digest):
+        except WorldFault:
+            # The world failed before the first update of a single iteration: nothing is spent.
+            if ledger is not None and most <= 1:
+                ledger.void()
+            raise
+        if ledger is not None and chunk is not None:
             made = np.asarray(self.state.updates) - before
             exposure = np.asarray(self.state.exposure)
             ledger.settle(chunk, made.tolist(), exposure.tolist(), digest(self.state))
-        if fault is not None:
-            raise fault
         return most
+
+    def _apply_renewals(self, ledger: Ledger) -> None:
+        """Derive new keys where the ledger says that this happens, now or once more."""
+        while (nonce := ledger.take_renewal()) is not None:
+            self.state = self.state._replace(key=renewed(self.state.key, nonce))
+            self.state = self.lanes.place(self.state)
 
     def _evaluate(self) -> None:
         import jax
@@ -467,7 +481,7 @@ class _Training:
         self.progress.wall_seconds += now - self._began
         self._began = now
         if self.ledger is not None:
-            self.progress.ledger_line, self.progress.ledger_check = self.ledger.head
+            self.progress.ledger_line, self.progress.ledger_check = self.ledger.position
         self.checkpoints.save(self.state, self.progress, self.simulation)
         self._saved_at = self._lowest()
 
@@ -477,7 +491,12 @@ class _Training:
 
         draw_curve(self.run)
         summary = summarise(
-            self.run, self.config, self.progress, self.compile_seconds, self.lanes.devices
+            self.run,
+            self.config,
+            self.progress,
+            self.compile_seconds,
+            self.lanes.devices,
+            self.ledger,
         )
         # Last of all, because it says that the run is finished.
         directory.write_whole(
@@ -559,6 +578,29 @@ def digest(state: Any) -> str:
     for leaf in jax.tree.leaves((params, jax.random.key_data(state.key), counters)):
         whole.update(np.ascontiguousarray(leaf).tobytes())
     return whole.hexdigest()[:32]
+
+
+RENEWAL = 0x72656E65  # a branch of a key that training, which splits it in three, never takes
+
+
+def renewed(keys: Any, nonce: str) -> Any:
+    """New keys (S,) for everything after a renewal, from those before it and the ledger's nonce.
+
+    The salt keeps them apart from the keys that training derives: `fold_in(key, n)` is
+    `split(key, 3)[n]`, so a renewal that folds in a small number only repeats keys of the block
+    that it gives up.
+    """
+    import jax
+    import numpy as np
+
+    words = np.frombuffer(bytes.fromhex(nonce), ">u4").astype(np.uint32)
+
+    def one(key: Any) -> Any:
+        for word in (RENEWAL, *words):
+            key = jax.random.fold_in(key, word)
+        return key
+
+    return jax.vmap(one)(keys)
 
 
 def evaluation_keys(seeds: Any, number: int) -> Any:

@@ -1,22 +1,31 @@
-"""What a run has spent, written down before it is spent.
+"""The ledger of a run: every update is recorded before it is made.
 
-`ledger.jsonl` only ever grows. Every line carries a checksum over itself and the line before, and
-is on the disk before the program goes on:
+`ledger.jsonl` only grows. Every line carries a checksum over itself and the line before, and is on
+the disk before the program goes on:
 
-    open      the mechanism, and which run this is
-    reserve   a chunk of updates is about to be made: so many at most
-    settle    it was made: how many, the exposure after it, and a digest of what came out
-    renew     lost chunks will not be repeated: new random numbers from here on
+    open      format version, mechanism, planned exposure, and which run this is
+    reserve   a chunk of updates is about to be computed: at most so many
+    settle    it was computed: how many, the exposure after it, a digest of the result, and the
+              line of the settlement that it repeats, if any
+    void      the world failed before the chunk made an update: the reservation is cancelled
+    renew     new random numbers from the state of line `after` on; later entries are given up
     copied    the run goes on in a copy of its directory
 
-A reservation without settlement is the mark of a crash. It counts in full, for every episode, on
-top of the exposure: a crash may over-count, never under-count. Chunks that were settled but lost
-with the process, because the checkpoint is older, are *repeated*: same state, same random numbers.
-Their digests must come out the same. Then nothing new was released and nothing is added to ε; if
-not, the same noise would hide two different gradients, which is refused.
+The *lineage* is the list of settle and renew lines that lead from the start to the current end of
+the run. Repetitions do not belong to it: they reach a state that it already contains. A checkpoint
+stores its *position*, the last entry of the lineage that its state contains. After a restart the
+entries behind that position are pending: settled chunks are computed again, from the same state
+with the same random numbers, and renewals are applied again, each in its place. If a repeated
+chunk has the same digest then nothing new was released and nothing is added to ε. If it does not,
+the same noise would hide two different gradients, and the ledger refuses it.
 
-`ledger.head` holds the number and checksum of the last line, so that a ledger cut short is noticed.
-Checksums show damage and mix-ups, not an adversary who can rewrite every file of the run.
+Updates are *lost* if they were made, or may have been made, and are not in the lineage: chunks
+that a renewal gave up, and reservations without settlement, in full. They count for every episode
+on top of the exposure in the lineage. All this follows from the lines alone. A crash may
+over-count, never under-count.
+
+`ledger.head` holds the number and checksum of the last line, which shows that lines are missing.
+Checksums detect damage and mix-ups, not an adversary who can rewrite every file of the run.
 """
 
 from __future__ import annotations
@@ -34,6 +43,8 @@ from pevdn.experiment.directory import write_whole
 from pevdn.privacy.accounting import Mechanism, Spent
 
 FILE, HEAD = "ledger.jsonl", "ledger.head"
+VERSION = 2  # of the lines; ledgers before the first number have none
+OPENING = b'{"line": 1, "kind": "open"'
 Line = dict[str, Any]
 
 
@@ -44,7 +55,7 @@ class Chunk(NamedTuple):
     iterations: int  # that it may make
     limit: list[int]  # the exposure that it may reach, by seed
     made: list[int]  # updates, by seed, if it is to be repeated
-    digest: str  # of what came out, if it is to be repeated
+    digest: str  # of the result, if it is to be repeated
     devices: int = 1  # that share the seeds; on others, rounding differs
 
 
@@ -54,10 +65,10 @@ class Ledger:
     def __init__(self, folder: Path, lines: Sequence[Line]) -> None:
         self.folder = folder
         self.lines: list[Line] = []
-        self._pending: list[Chunk] = []  # settled, lost with the process, to be repeated
+        self._lineage: list[Line] = []
+        self._at = 0  # entries of the lineage that the current state contains
         self._reserved = 0  # updates of a reservation that is not settled
         self._crashed = 0  # updates of those that never will be
-        self.renewed = 0  # which renewal the random numbers come from, if after the checkpoint
         for line in lines:
             self._take(line)
 
@@ -66,38 +77,70 @@ class Ledger:
         self.lines.append(line)
         kind = line["kind"]
         if kind == "open":
-            nothing = [0] * self.seeds
-            self._settled, self._given_up, self._exposure = nothing, nothing, nothing
+            self._nothing = [0] * self.seeds
+            self._computed = self._nothing  # updates in all settlements
+            self._given_up = self._nothing  # in those that a renewal took out of the lineage
         elif kind == "reserve":
             self._crashed += self._reserved
             self._reserved = line["updates"]
+        elif kind == "void":
+            self._reserved = 0
         elif kind == "settle":
             self._reserved = 0
-            self._settled = _plus(self._settled, line["made"])
-            pairs = zip(self._exposure, line["exposure"], strict=True)
-            self._exposure = [max(pair) for pair in pairs]
+            self._computed = _plus(self._computed, line["made"])
+            if line["repeats"] is None:
+                self._lineage.append(line)
         elif kind == "renew":
-            self._given_up = _plus(self._given_up, line["lost"])
+            while self._lineage and self._lineage[-1]["line"] > line["after"]:
+                entry = self._lineage.pop()
+                self._given_up = _plus(self._given_up, entry.get("made", self._nothing))
+            self._lineage.append(line)
 
     # ---- begin and go on ------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, folder: Path, run: str, mechanism: Mechanism, seeds: int) -> Ledger:
-        """A new ledger; nothing may be reserved before this returns."""
+    def begin(
+        cls,
+        folder: Path,
+        run: str,
+        mechanism: Mechanism,
+        seeds: int,
+        planned: int,
+        affordable: int | None = None,
+    ) -> Ledger:
+        """A new ledger; nothing may be reserved before this returns.
+
+        `planned` is the largest exposure that the settings allow, `affordable` the largest that
+        the run's budget allows, if it has one. A ledger with more than an `open` line is never
+        replaced.
+        """
         path = folder / FILE
+        if cls.begun(folder):
+            raise PevdnError(
+                f"{path} counts updates of a training, so no other training may begin in its "
+                f"directory; restore the files that {folder} has lost, or train in another one."
+            )
+        (folder / HEAD).unlink(missing_ok=True)
         path.write_text("")
         ledger = cls(folder, [])
-        facts = {"run": run, "nonce": secrets.token_hex(8), "seeds": seeds}
-        ledger._append("open", **facts, mechanism=mechanism._asdict(), inode=path.stat().st_ino)
+        facts = {"version": VERSION, "run": run, "nonce": secrets.token_hex(8), "seeds": seeds}
+        plan = {"mechanism": mechanism._asdict(), "planned": planned, "affordable": affordable}
+        ledger._append("open", **facts, **plan, inode=path.stat().st_ino)
         place = os.open(folder, os.O_RDONLY)
-        os.fsync(place)  # that there is a ledger has to survive as well
+        os.fsync(place)  # the file's name has to survive as well
         os.close(place)
         return ledger
 
     @staticmethod
     def begun(folder: Path) -> bool:
-        """Whether there is a ledger from which something may have been reserved."""
-        return (folder / HEAD).exists()
+        """Whether there is a ledger with more than an `open` line, or half of one.
+
+        Only a crash before the first reservation leaves less.
+        """
+        path = folder / FILE
+        text = path.read_bytes() if path.exists() else b""
+        first, _, more = text.partition(b"\n")
+        return bool(more) or first[: len(OPENING)] != OPENING[: len(first)]
 
     @classmethod
     def read(cls, folder: Path, run: str) -> Ledger:
@@ -117,7 +160,7 @@ class Ledger:
             if line is None or line["check"] != _checksum(lines[-1:], line):
                 raise _refused(path, f"line {len(lines) + 1} is not what was written")
             lines.append(line)
-        if known is None:
+        if known is None or known["line"] < 1:
             raise _refused(head, "it is damaged")
         if len(lines) < known["line"]:
             raise _refused(
@@ -125,37 +168,70 @@ class Ledger:
             )
         if lines[known["line"] - 1]["check"] != known["check"]:
             raise _refused(path, f"it is not the one that {HEAD} vouches for")
+        version = lines[0].get("version", 1)
+        if version < VERSION:
+            raise PevdnError(
+                f"{path} is from an older version of pevdn, whose count can be too low after a "
+                'kill and whose noise ended at 5.3 standard deviations (docs/privacy.md, "What '
+                'reviewers found"); train anew. `pevdn evaluate` and `pevdn replay` still work.'
+            )
+        if version > VERSION:
+            raise PevdnError(
+                f"{path} has format version {version}, but this pevdn reads {VERSION}; use the "
+                "version of pevdn that wrote it, or a newer one."
+            )
         if lines[0]["run"] != run:
             raise _refused(path, "it belongs to a run with another configuration")
         return cls(folder, lines)
 
     def go_on(self, line: int, check: str) -> None:
-        """Continue from a checkpoint saved after `line` lines, of which the last has `check`."""
+        """Continue from a checkpoint with this position; what follows it is pending."""
         if line > len(self.lines) or (line and self.lines[line - 1]["check"] != check):
             raise _refused(
                 self.folder / FILE, "it does not hold what the checkpoint was saved with"
             )
+        numbers = [0, *(x["line"] for x in self._lineage)]
+        if line not in numbers:
+            raise PevdnError(
+                f"the newest checkpoint in {self.folder} holds updates that `pevdn resume "
+                "--new-noise` gave up; delete that checkpoint to fall back on an older one, or "
+                "train anew."
+            )
+        self._at = numbers.index(line)
         with (self.folder / FILE).open("r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)  # a last line that is half written
-        after = self.lines[line:]
-        renewed = [n for n, x in enumerate(after, 1) if x["kind"] == "renew"]
-        self.renewed = self._renewals if renewed else 0
-        self._pending = [
-            Chunk(**{name: x[name] for name in Chunk._fields if name in x})
-            for x in after[max(renewed, default=0) :]
-            if x["kind"] == "settle" and not x["repeats"]
-        ]
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """Number and checksum of the last entry of the lineage that the current state contains."""
+        if self._at == 0:
+            return 0, ""
+        entry = self._lineage[self._at - 1]
+        return int(entry["line"]), str(entry["check"])
 
     def renew(self) -> None:
-        """Give up the chunks that were to be repeated: their updates are spent, and lost."""
-        lost = [0] * self.seeds
-        for chunk in self._pending:
-            lost = _plus(lost, chunk.made)
-        self._append("renew", lost=lost)
-        self._pending, self.renewed = [], self._renewals
+        """Give up what is pending: its updates are lost. `take_renewal` says how to go on."""
+        after, _ = self.position
+        self._append("renew", after=after, nonce=secrets.token_hex(16))
+
+    def take_renewal(self) -> str | None:
+        """The nonce of the renewal that is pending next, if one is; it is then taken as applied.
+
+        The caller has to derive new random keys from it before the next reservation.
+        """
+        entry = self._pending
+        if entry is None or entry["kind"] != "renew":
+            return None
+        self._at += 1
+        return str(entry["nonce"])
+
+    @property
+    def _pending(self) -> Line | None:
+        """The entry of the lineage that comes after the current state."""
+        return self._lineage[self._at] if self._at < len(self._lineage) else None
 
     def note_copy(self) -> bool:
-        """Whether this file is another than the ledger was last written to; put down if so."""
+        """Whether this file is another than the ledger was last written to; recorded if so."""
         here = (self.folder / FILE).stat().st_ino
         if here == [x for x in self.lines if "inode" in x][-1]["inode"]:
             return False
@@ -174,11 +250,13 @@ class Ledger:
     ) -> Chunk:
         """Before a chunk is computed: what it may do.
 
-        That is what was asked for, or again what a chunk did that was lost.
+        That is what was asked for, or what a pending chunk did.
         """
-        repeats = bool(self._pending)
-        asked = Chunk(until, iterations, list(limit), [], "", devices)
-        chunk = self._pending[0] if repeats else asked
+        entry = self._pending
+        chunk = Chunk(until, iterations, list(limit), [], "", devices)
+        if entry is not None:
+            assert entry["kind"] == "settle", "a renewal is pending, and was not taken"
+            chunk = Chunk(*(entry[name] for name in Chunk._fields))
         if chunk.until != until:
             raise _refused(self.folder / FILE, "its chunks are not those of this run")
         if chunk.devices != devices:
@@ -188,16 +266,15 @@ class Ledger:
                 f"{self.folder} --devices {chunk.devices}`, or with --new-noise, which draws new "
                 "random numbers and counts the lost updates as spent."
             )
-        most = chunk.iterations * updates_each
-        self._append("reserve", updates=most, repeats=repeats)
+        self._append("reserve", updates=chunk.iterations * updates_each, repeats=_number(entry))
         return chunk
 
     def settle(
         self, chunk: Chunk, made: Sequence[int], exposure: Sequence[int], digest: str
     ) -> None:
-        """After a chunk was computed, before anybody sees what came out."""
-        repeats = bool(self._pending)
-        if repeats and chunk.digest != digest:
+        """After a chunk was computed, before anybody sees the result."""
+        entry = self._pending
+        if entry is not None and entry["digest"] != digest:
             raise PevdnError(
                 "updates that were lost in a crash came out differently this time, so that the "
                 "same noise would hide two different gradients; go on with "
@@ -205,9 +282,13 @@ class Ledger:
                 "counts the lost updates as spent."
             )
         done = chunk._replace(made=list(made), digest=digest)
-        self._append("settle", **done._asdict(), exposure=list(exposure), repeats=repeats)
-        if repeats:
-            self._pending.pop(0)
+        facts = {**done._asdict(), "exposure": list(exposure), "repeats": _number(entry)}
+        self._append("settle", **facts)
+        self._at += 1  # only now: if the line was not written the state is not used, either
+
+    def void(self) -> None:
+        """Instead of settling: no update of the reserved chunk was made."""
+        self._append("void")
 
     # ---- what it says ---------------------------------------------------------------------
 
@@ -220,9 +301,9 @@ class Ledger:
         return Mechanism(**self.lines[0]["mechanism"])
 
     @property
-    def head(self) -> tuple[int, str]:
-        """Number and checksum of the last line."""
-        return len(self.lines), str(self.lines[-1]["check"])
+    def lineage(self) -> list[Line]:
+        """The settle and renew lines that lead from the start to the current end of the run."""
+        return list(self._lineage)
 
     @property
     def lost(self) -> list[int]:
@@ -231,20 +312,41 @@ class Ledger:
 
     @property
     def counted(self) -> list[int]:
-        """All updates ever made, repeated ones too, and those that a crash may have cut short."""
-        return [n + self._crashed + self._reserved for n in self._settled]
+        """All updates ever computed: repetitions, and what a crash may have cut short, too."""
+        return [n + self._crashed + self._reserved for n in self._computed]
 
     @property
     def exposure(self) -> list[int]:
-        """Of the most exposed episode: as the program counted it, and everything that is lost."""
+        """Of the most exposed episode so far: in the lineage, and everything that is lost."""
         return _plus(self._exposure, self.lost)
 
+    @property
+    def bound(self) -> list[int]:
+        """The exposure that the run may have at its end, if no more is lost.
+
+        It does not depend on the results, so it also holds for a run that somebody stops because
+        of them.
+        """
+        planned, affordable = self.lines[0]["planned"], self.lines[0]["affordable"]
+        bounds = []
+        for reached, lost in zip(self._exposure, self.lost, strict=True):
+            most = planned if affordable is None else min(planned, affordable - lost)
+            bounds.append(max(most, reached) + lost)
+        return bounds
+
     def spent(self) -> list[Spent]:
+        """ε of the exposure so far, by seed: of a run that goes on whatever its results are."""
         return [self.mechanism.spent(n) for n in self.exposure]
 
+    def guaranteed(self) -> list[Spent]:
+        """ε of the bound, by seed: of a run that may stop at any time, for any reason."""
+        return [self.mechanism.spent(n) for n in self.bound]
+
     @property
-    def _renewals(self) -> int:
-        return sum(x["kind"] == "renew" for x in self.lines)
+    def _exposure(self) -> list[int]:
+        """Of the most exposed episode, in the lineage alone."""
+        found = (x["exposure"] for x in reversed(self._lineage) if x["kind"] == "settle")
+        return list(next(found, self._nothing))
 
     # ---- writing --------------------------------------------------------------------------
 
@@ -257,6 +359,10 @@ class Ledger:
             os.fsync(file.fileno())
         self._take(line)
         write_whole(self.folder / HEAD, json.dumps({k: line[k] for k in ("line", "check")}))
+
+
+def _number(entry: Line | None) -> int | None:
+    return None if entry is None else int(entry["line"])
 
 
 def _plus(a: Sequence[int], b: Sequence[int]) -> list[int]:

@@ -152,13 +152,13 @@ def privacy(arm: Arm) -> Row:
 
     s, config = arm.config.settings, arm.config
     ledger = Ledger.read(arm.path, fingerprint(arm.run.config))
-    spent, delta = ledger.spent(), ledger.mechanism.delta
+    guaranteed, delta = ledger.guaranteed(), ledger.mechanism.delta
     claim, claimed_delta = accounting.theorem_1(
         s.buffer_size, s.buffer_throughput, config.sampling_rate, s.noise_multiplier, delta
     )
     return {
-        "epsilon_team": max(x.epsilon_team for x in spent),
-        "epsilon_agent": max(x.epsilon_agent for x in spent),
+        "epsilon_team": max(x.epsilon_team for x in guaranteed),
+        "epsilon_agent": max(x.epsilon_agent for x in guaranteed),
         "delta": delta,
         "noise_multiplier": s.noise_multiplier,
         "theorem_1_epsilon": claim,

@@ -621,8 +621,7 @@ class Party:
         run, found = self.roster.run.hex(), self.journal.load()
         if found is None:
             if self.config.private:
-                mechanism = Plan.of(self.config, self.agents).mechanism
-                self.ledger = Ledger.begin(self.folder, fingerprint(self.config), mechanism, 1)
+                self.ledger = self._new_ledger()
             self._save()
             return
         arrays, facts, records = found
@@ -642,6 +641,17 @@ class Party:
         for record in records:
             self._next()
             self._apply(record)
+
+    def _new_ledger(self) -> Ledger:
+        if Ledger.begun(self.folder):
+            raise PevdnError(
+                f"{self.folder} has no snapshot-*.bin, but its ledger counts updates that "
+                f"{self.me} has made; restore the directory from a backup, or start the whole team "
+                "anew in another one."
+            )
+        plan = Plan.of(self.config, self.agents)
+        facts = (plan.mechanism, 1, plan.exposure, self._affordable)
+        return Ledger.begin(self.folder, fingerprint(self.config), *facts)
 
     def _refill(self) -> None:
         """The replay buffer as it was when the snapshot was made."""
@@ -665,7 +675,7 @@ class Party:
             "agent": self.index,
             "course": asdict(self.course),
             "last": self.last.to_line() if self.last is not None else None,
-            "ledger": self.ledger.head if self.ledger is not None else None,
+            "ledger": self.ledger.position if self.ledger is not None else None,
             "parted": self.parted,
         }
         self.journal.save(self.course.round, arrays, facts)
