@@ -177,6 +177,7 @@ def about(params: Any) -> dict[str, str]:
 
 def promise(run: Run, lane: int) -> dict[str, str]:
     """What the policy says about its training episodes, from the run's ledger."""
+    from pevdn.privacy import randomness
     from pevdn.privacy.ledger import Ledger
 
     config = run.config
@@ -189,7 +190,12 @@ def promise(run: Run, lane: int) -> dict[str, str]:
     words = PROMISE.format(
         relation=ledger.mechanism.relation, anchor=ANCHOR if config.settings.anchor else ""
     )
-    return {**{name: str(x) for name, x in guaranteed._asdict().items()}, "privacy": words}
+    source = randomness.source(config)
+    return {
+        **{name: str(x) for name, x in guaranteed._asdict().items()},
+        "randomness": source,
+        "privacy": f"{words} {randomness.MEANING[source]}",
+    }
 
 
 def advice(facts: dict[str, str]) -> str:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from pevdn.errors import UsageError
 from pevdn.experiment import readme
 from pevdn.experiment.directory import Run, disk_errors, lock, write_whole
-
-SECRET = "secret"  # of a run whose randomness comes from the operating system
+from pevdn.privacy import randomness, secret
 
 
 class Forgotten(NamedTuple):
@@ -52,11 +51,11 @@ def forget(run: Run | str | Path) -> Forgotten:
             checkpoints.forget()
         finally:
             checkpoints.close()
-        (run.path / SECRET).unlink(missing_ok=True)
+        (run.path / secret.FILE).unlink(missing_ok=True)
         write_whole(run.path / readme.FILE, readme.of_run(config, forgotten=True))
-    return Forgotten(run.path, before, _size(run.path), readme.randomness(config) == "seed")
+    return Forgotten(run.path, before, _size(run.path), randomness.source(config) == "seed")
 
 
 def _size(path: Path) -> int:
-    files = [path / SECRET, *(path / "checkpoints").rglob("*")]
+    files = [path / secret.FILE, *(path / "checkpoints").rglob("*")]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -21,6 +21,7 @@ from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.experiment import export, readme
 from pevdn.experiment.config import Config, fingerprint
 from pevdn.experiment.directory import Run, to_json
+from pevdn.privacy import randomness
 
 MODELS = ("", "_average", "_anchor")
 EPSILONS = (
@@ -171,7 +172,7 @@ def _privacy(run: Run, config: Config) -> dict[str, Any]:
                 "nothing, and there is nothing to publish under a guarantee."
             )
         lanes.append({"lane": lane, **found})
-    relation, source = config.settings.relation, readme.randomness(config)
+    relation, source = config.settings.relation, randomness.source(config)
     return {
         "unit": "one training episode of the whole team",
         "relation": {"name": relation, "meaning": RELATIONS[relation]},
@@ -188,11 +189,11 @@ def _privacy(run: Run, config: Config) -> dict[str, Any]:
             "teammate": TEAMMATE,
         },
         "mechanism": {
-            "name": "Poisson-subsampled Gaussian noise on clipped per-episode gradients",
+            "name": "Poisson-subsampled discrete Gaussian noise on clipped per-episode gradients",
             "clip_norm": config.settings.clip_norm,
             **mechanism._asdict(),
         },
-        "randomness": {"source": source, "meaning": readme.MEANING[source]},
+        "randomness": {"source": source, "meaning": randomness.MEANING[source]},
         "guarantee": guarantee(config),
         "not_covered": list(NOT_COVERED),
         "pevdn_version": pevdn.__version__,

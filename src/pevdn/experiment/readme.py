@@ -11,30 +11,11 @@ from pathlib import Path
 
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import write_whole
+from pevdn.privacy import randomness
 
 FILE = "README.md"
 
-# Where the noise and the samples of a training come from, and what that means for its ε.
-MEANING = {
-    "seed": (
-        "All noise and all samples of this training follow from a seed of at most 31 bits. Anybody "
-        "can try every seed, compute the noise again and take it off. Episodes of a simulator "
-        "belong to nobody and lose nothing by that. For episodes that belong to somebody the "
-        "guarantee is void: train with randomness=os."
-    ),
-    "os": (
-        "All noise and all samples of this training follow from 32 bytes of the operating system's "
-        "generator, which were kept in the file `secret` of the run. The guarantee holds towards "
-        "whoever does not have these bytes."
-    ),
-}
-
 Row = tuple[str, str, str]  # file, what it holds, whether it may be published
-
-
-def randomness(config: Config) -> str:
-    """Where noise and samples come from: `os`, or `seed` as before there was a choice."""
-    return "os" if getattr(config.settings, "randomness", "seed") == "os" else "seed"
 
 
 def leave(path: Path, text: str) -> None:
@@ -70,7 +51,7 @@ def of_run(config: Config, forgotten: bool = False) -> str:
         "so that no other user of the machine can read it; keep it that way when you copy it.",
         "    pevdn publish RUN --out DIR     # copies what may be handed out, and nothing else"
         + forget,
-        MEANING[randomness(config)],
+        randomness.MEANING[randomness.source(config)],
         _table(rows),
     )
 
@@ -145,7 +126,7 @@ def of_publication(config: Config, policies: Iterable[str], epsilon: float, delt
         "theorem covers, from evaluation episodes and from the settings. It holds no training "
         "episode, optimiser state, random key, seed, path or name of a machine. Lanes are numbered "
         "from 0.",
-        MEANING[randomness(config)],
+        randomness.MEANING[randomness.source(config)],
         "`privacy.json` says to whom the guarantee applies, and what it does not cover: above all "
         "teammates and evaluation episodes.",
         _table(rows),
@@ -153,7 +134,7 @@ def of_publication(config: Config, policies: Iterable[str], epsilon: float, delt
 
 
 def _files_of_run(config: Config, forgotten: bool) -> list[Row]:
-    private, source = config.private, randomness(config)
+    private, source = config.private, randomness.source(config)
     if not private:
         seed = free = policy = "as you like"
     elif source == "seed":

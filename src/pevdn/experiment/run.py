@@ -251,7 +251,7 @@ class _Training:
         """What the random numbers of a run that begins follow from, if not from its seed."""
         from pevdn.privacy.ledger import Ledger
 
-        if self.config.settings.randomness != "os":
+        if randomness.source(self.config) == "seed":
             return None
         path = self.run.path / secret.FILE
         if not path.exists() and Ledger.begun(self.run.path):
@@ -263,6 +263,7 @@ class _Training:
 
     def _open_ledger(self) -> Ledger:
         """The ledger of the run; a new one only if nothing was ever reserved."""
+        from pevdn.privacy import accounting
         from pevdn.privacy.ledger import Ledger
         from pevdn.privacy.planner import Plan
 
@@ -271,6 +272,7 @@ class _Training:
         if not fresh or Ledger.begun(path):
             return Ledger.read(path, run)
         plan = Plan.of(self.config, len(self.simulation.team))
+        accounting.check_size(self.simulation.parameters, plan.exposure)
         facts = (plan.mechanism, self.config.seeds, plan.exposure, self.affordable)
         return Ledger.begin(path, run, *facts)
 
@@ -280,17 +282,22 @@ class _Training:
 
         ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
         if ledger.note_copy():
+            then = (
+                "Train only one of the two, or resume one with --new-noise, so that both do not "
+                "use the same noise."
+            )
+            if randomness.source(self.config) == "os":
+                new_noise = True  # on other episodes the same noise would show their difference
+                then = "It draws new random numbers, so that its noise is not the original's."
             self.observer.note(
                 f"this is a copy of a run ({self.run.path / FILE} began as another file): what it "
                 "trains from here on is one more spend of the same episodes, and the original's "
-                "ledger does not know of it. Train only one of the two, or resume one with "
-                "--new-noise, so that both do not use the same noise."
+                f"ledger does not know of it. {then}"
             )
         if new_noise:
             ledger.renew()
 
     def _compile(self) -> None:
-
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
         state = self.simulation.like()

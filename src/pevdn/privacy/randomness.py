@@ -18,21 +18,27 @@ if TYPE_CHECKING:
 
 MEANING = {
     "seed": (
-        "noise and minibatches follow from a seed of 31 bits that files of the run hold: whoever "
-        "knows or guesses it can take the noise off. ε then is a statement about the method, for "
-        "episodes of a simulator that belong to nobody; for data that belong to somebody train "
-        "with randomness=os."
+        "All noise and all samples of this training follow from a seed of at most 31 bits. Anybody "
+        "can try every seed, compute the noise again and take it off. Episodes of a simulator "
+        "belong to nobody and lose nothing by that. For episodes that belong to somebody the "
+        "guarantee is void: train with randomness=os."
     ),
     "os": (
-        "noise and minibatches follow from 256 secret bits of the operating system; ε holds "
-        "towards whoever has neither the file `secret` nor the checkpoints of the run."
+        "All noise and all samples of this training follow from 32 bytes of the operating system's "
+        "generator, kept in the file `secret` of the run. The guarantee holds towards whoever has "
+        "neither these bytes nor the checkpoints."
     ),
 }
 
 
+def source(config: Config) -> str:
+    """`os`, or `seed`: what the random numbers of a run follow from."""
+    return "os" if config.settings.randomness == "os" else "seed"
+
+
 def generator(config: Config) -> Any:
     """JAX's name for the generator of the run's keys; None for JAX's own."""
-    if config.settings.randomness != "os":
+    if source(config) == "seed":
         return None
     from pevdn.privacy import chacha
 

@@ -276,6 +276,12 @@ class Simulation:
         state: State = jax.eval_shape(self.start, like_origins(self.config))
         return state
 
+    @property
+    def parameters(self) -> int:
+        """Numbers that all agents of one lane learn."""
+        learners = [learner.params for learner in self.like().learners]
+        return sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(learners))
+
     def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
         """`advance`, compiled; the state that it is given is used up."""
         state = self.like()

@@ -35,6 +35,7 @@ from pevdn.experiment import readme
 from pevdn.experiment.config import fingerprint
 from pevdn.experiment.directory import make_private, to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
+from pevdn.privacy import accounting
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.runtime.network import course as courses
@@ -650,6 +651,8 @@ class Party:
                 "anew in another one."
             )
         plan = Plan.of(self.config, self.agents)
+        own = sum(x.size for x in jax.tree.leaves(self.learner.params))
+        accounting.check_size(own * self.agents, plan.exposure)
         facts = (plan.mechanism, 1, plan.exposure, self._affordable)
         return Ledger.begin(self.folder, fingerprint(self.config), *facts)
 
