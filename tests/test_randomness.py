@@ -150,7 +150,7 @@ def test_private_episodes_from_outside_get_noise_from_outside(
 
 def test_whoever_reads_about_a_run_reads_where_its_noise_came_from(from_os: Run) -> None:
     assert from_os.summary["randomness"] == "os"
-    assert "secret bits of the operating system" in from_os.summary["guarantee"]
+    assert "32 bytes of the operating system" in from_os.summary["guarantee"]
     found = json.loads(cli("ledger", from_os.path, "--json").out)
     assert found["randomness"] == "os"
     assert "operating system" in cli("ledger", from_os.path).out.replace("\n", " ")
@@ -161,8 +161,8 @@ def test_whoever_reads_about_a_run_reads_where_its_noise_came_from(from_os: Run)
 def test_a_run_with_a_seed_says_that_its_noise_can_be_taken_off(tmp_path: Path) -> None:
     run = train(tmp_path / "run", steps=40)
     assert run.summary["randomness"] == "seed"
-    assert "can take the noise off" in run.summary["guarantee"]
-    assert "can take the noise off" in cli("ledger", run.path).out.replace("\n", " ")
+    assert "take it off" in run.summary["guarantee"]
+    assert "take it off" in cli("ledger", run.path).out.replace("\n", " ")
 
 
 def test_what_a_kill_lost_is_repeated_with_the_same_noise(
@@ -179,7 +179,12 @@ def test_what_a_kill_lost_is_repeated_with_the_same_noise(
             if number.is_dir():
                 shutil.rmtree(number)
         pevdn.resume(path)
-        assert metrics_of(path) == metrics_of(from_os.path), name
+        assert without_epsilon(Run(path)) == without_epsilon(from_os), name
+
+
+def without_epsilon(run: Run) -> list[dict[str, Any]]:
+    """The ledger knows of what was lost from the start, so that ε is larger from the start."""
+    return [{k: v for k, v in x.items() if not k.startswith("epsilon")} for x in run.metrics]
 
 
 def test_a_run_that_lost_its_secret_before_its_first_checkpoint_is_refused(

@@ -302,7 +302,8 @@ class _Training:
         self.observer.note("compiling (cached for the next time) …")
         state = self.simulation.like()
         params = tuple(learner.params for learner in state.learners)
-        evaluation = self.simulation.prepare_evaluation(params, state.key, self.lanes.jit)
+        keys = evaluation_keys(self.seeds, 0)
+        evaluation = self.simulation.prepare_evaluation(params, keys, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluate = pool.submit(evaluation)
             self.advance = self.simulation.compile(self.lanes.jit)
