@@ -19,7 +19,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 train: $(READY)  ## Train a private team (STEPS=250000 OUT=runs/...)
-	$(BIN)/pevdn train pe-vdn-c --steps $(STEPS) --out $(OUT)
+	$(BIN)/pevdn train pe-vdn-c --preset team-8 --steps $(STEPS) --out $(OUT)
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest -n 2

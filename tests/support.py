@@ -43,6 +43,7 @@ PRIVATE: dict[str, Any] = {
     "anchor_threshold": 0.0,
     "update_every": 1,
     "noise_multiplier": 1.0,
+    "delta": 0.02,  # so that a few updates cost little enough for the budgets of these tests
     "network": "recurrent",  # the coordination game takes memory
     "average_decay": 0.0,
 }

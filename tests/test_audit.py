@@ -30,7 +30,7 @@ from pevdn.worlds.base import AgentSpec
 
 # Three equal agents compile in half the time of toy:coordination's unlike ones.
 TEAM: Any = SimpleNamespace(name="made-up", agents=(AgentSpec(3, 2),) * 3, max_steps=2)
-SETTINGS = {"buffer_size": 8, "expected_batch_size": 2}  # δ = 0.1 by the rule of training
+SETTINGS = {"buffer_size": 8, "expected_batch_size": 2}  # δ = 8^−1.1 = 0.1
 TRIALS = 1000
 
 
@@ -80,11 +80,11 @@ def test_a_team_view_without_root_n_is_exposed_and_nothing_else_is():
     """The program is as it should be, so what is seen of it is the same; only the claim is not."""
     document = audited(1.0, plant="no-root-n")
     (agent,), (team,) = rows(document, "agent"), rows(document, "team")
-    assert agent["passed"] and not team["passed"]
+    assert agent["passed"] and not team["passed"] and document["delta"] == 8**-1.1
     assert team["epsilon_claimed"] == agent["epsilon_claimed"]
     assert "in the team view is false" in str(audit.refuted(document))
     honest = audited(1.0, 8.0)["rows"]
-    assert [agent["auc"], team["auc"]] == [honest[0]["auc"], honest[1]["auc"]]  # from the seed
+    assert [team["auc"], agent["auc"]] == [honest[0]["auc"], honest[1]["auc"]]  # from the seed
 
 
 def test_every_planted_bug_has_a_test():
@@ -275,7 +275,7 @@ def test_an_audit_prints_one_document_and_leaves_with_0(told):
     assert document["passed"] is True
     assert (document["trials"], document["confidence"], document["delta"]) == (500, 0.95, 0.05)
     assert (document["agents"], document["plant"]) == (1, None)
-    assert [row["view"] for row in document["rows"]] == ["agent", "team"] * 2
+    assert [row["view"] for row in document["rows"]] == ["team", "agent"] * 2
     assert set(document["rows"][0]) == {
         "view",
         "noise_multiplier",
@@ -285,7 +285,10 @@ def test_an_audit_prints_one_document_and_leaves_with_0(told):
         "passed",
     }
     lines = said.err.splitlines()  # progress
-    assert [line.split(" at ")[0] for line in lines] == ["ε 1.00", "ε 2.99"]
+    assert [line.split(" at ")[0] for line in lines] == [
+        "ε team 1.00, agent 1.00",
+        "ε team 2.99, agent 2.99",
+    ]
 
 
 def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
@@ -293,10 +296,10 @@ def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
     assert said.code == 1
     document = json.loads(said.out)
     assert document["passed"] is False and document["rows"][0]["passed"] is False
-    assert said.sentence.startswith("pevdn: the claim of ε = 1.00 in the agent view is false: ε is")
+    assert said.sentence.startswith("pevdn: the claim of ε = 1.00 in the team view is false: ε is")
     table = told(9.0, "--epsilon", 1, "--plant", "no-noise")
     assert table.code == 1 and "REFUTED" in table.out and table.sentence == said.sentence
-    assert "95% confidence" in table.out
+    assert "95% confidence" in table.out and "agent (conditional)" in table.out
 
 
 RECIPE = {"buffer_size": 256, "expected_batch_size": 16, "update_every": 4, "optimizer": "sgd"}
@@ -311,7 +314,7 @@ def test_the_claim_of_a_recipe_is_that_of_its_noise_and_what_was_scaled_is_said(
     said = told(0.0, *chosen, "--scale", "update_every=1", "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
-    agent, team = document["rows"]
+    team, agent = document["rows"]
     assert agent["noise_multiplier"] == team["noise_multiplier"] == 0.9
     assert agent["epsilon_claimed"] == epsilon(8, 0.25, 0.9, 0.01)
     assert document["delta"] == 0.01
@@ -331,14 +334,14 @@ def test_the_claim_of_a_recipe_is_that_of_its_noise_and_what_was_scaled_is_said(
 def test_a_preset_is_audited_whole_but_for_what_is_scaled(told):
     sizes = {"buffer_size": 64, "expected_batch_size": 2, "update_every": 4, "hidden_size": 2}
     scaled = [w for name, value in sizes.items() for w in ("--scale", f"{name}={value}")]
-    said = told(0.0, "--preset", "private-2.9", *scaled, "--scale=parallel_episodes=4", "--json")
+    said = told(0.0, "--preset", "team-8", *scaled, "--scale=parallel_episodes=4", "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
-    assert document["rows"][0]["noise_multiplier"] == 1.344
-    assert document["settings"]["network"] == "entities" and document["delta"] == 4.88e-4
+    assert document["rows"][0]["noise_multiplier"] == 1.71
+    assert document["settings"]["network"] == "entities" and document["delta"] == 2.5e-7
     assert document["scaled"]["buffer_size"] == {"recipe": 4096, "audited": 64}
-    wrong = told(0.0, "--preset", "private-29")
-    assert wrong.code == 2 and "unknown preset 'private-29'" in wrong.sentence
+    wrong = told(0.0, "--preset", "team-88")
+    assert wrong.code == 2 and "unknown preset 'team-88'" in wrong.sentence
 
 
 def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPatch):

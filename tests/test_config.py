@@ -128,6 +128,29 @@ def test_the_buffer_must_hold_what_is_played_between_updates(name: str) -> None:
     assert "buffer_size is 16" in message and f"{name}=17" in message
 
 
+def test_the_buffer_must_hold_a_whole_block_of_episodes() -> None:
+    """5 episodes side by side with an update every 4 are played as a block of 8."""
+    sizes = {"expected_batch_size": 2, "parallel_episodes": 5, "update_every": 4}
+    message = refusal(buffer_size=5, **sizes)
+    assert "buffer_size is 5" in message and "8 episodes" in message
+    assert "parallel_episodes=5" in message and "update_every=4" in message
+    assert "buffer_size is 7" in refusal(buffer_size=7, **sizes)
+    made = make("pe-vdn-b", "toy:two-step", 10, settings={"buffer_size": 8, **sizes})
+    assert made.block_size == 8
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_the_block_that_is_checked_is_the_block_that_is_played(parallel: int, every: int) -> None:
+    from pevdn import worlds
+    from pevdn.runtime.network import course
+    from pevdn.runtime.simulation import Simulation
+
+    settings = {"parallel_episodes": parallel, "update_every": every}
+    made = make("pe-vdn-b", "toy:two-step", 10, settings=settings)
+    assert Simulation(worlds.make("toy:two-step"), made).block == made.block_size
+    assert course.block_size(made) == made.block_size
+
+
 def test_learning_that_could_never_start_is_refused() -> None:
     message = refusal(buffer_size=64, learning_starts=65)
     assert "learning_starts is 65" in message and "buffer_size=64" in message
@@ -145,13 +168,14 @@ def test_a_private_run_refuses_uniform_sampling() -> None:
     assert make("pe-vdn-c").settings.sampling == "poisson"
 
 
-def test_delta_is_below_one_over_the_buffer_unless_it_is_set() -> None:
-    assert make("pe-vdn-c", settings={"buffer_size": 1000}).delta == 1000**-1.1
-    assert make("pe-vdn-c", settings={"delta": "1e-6"}).delta == 1e-6
-    tiny = dict.fromkeys(
-        ("buffer_size", "expected_batch_size", "parallel_episodes", "update_every"), 1
-    )
-    assert make("pe-vdn-c", settings=tiny).delta == 0.5
+@given(st.integers(1, 10**9), st.integers(128, 10**6))
+def test_delta_is_a_tenth_of_one_over_the_most_episodes_unless_it_is_set(
+    steps: int, buffer_size: int
+) -> None:
+    """Whatever the buffer holds: every episode of the stream is protected."""
+    found = make("pe-vdn-c", steps=steps, settings={"buffer_size": buffer_size})
+    assert found.delta == 1 / (10 * steps)
+    assert make("pe-vdn-c", steps=steps, settings={"delta": "1e-6"}).delta == 1e-6
 
 
 def test_private_learning_waits_for_a_quarter_of_the_buffer_other_learning_for_a_minibatch() -> (

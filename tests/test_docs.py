@@ -1,5 +1,6 @@
 """What the pages say is true: examples run, settings are complete, named tests exist."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 from support import cli
 
-from pevdn.experiment import config
+from pevdn.experiment import config, presets
+from pevdn.privacy.planner import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,6 +51,34 @@ def test_the_costs_of_a_search_on_the_privacy_page_are_what_its_command_prints()
     for (view, runs, figures), (number, whose, *costs) in zip(table, found, strict=True):
         assert (view, int(runs)) == (whose, number)
         assert [float(x) for x in figures.split("|")] == pytest.approx(costs, abs=0.006)
+
+
+def test_make_train_and_every_page_name_presets_that_exist():
+    """But for the log, which is history, and pages that say what an old name was."""
+    pages = [ROOT / "Makefile", ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        page.name: re.findall(r"--preset[ =]([a-z][\w.-]+)", page.read_text())
+        for page in pages
+        if page.name != "research-log.md"
+    }
+    assert named["Makefile"] == ["team-8"]
+    assert set().union(*named.values()) <= set(presets.PRESETS)
+
+
+def test_the_epsilons_of_the_results_are_what_the_planner_says():
+    """Every row of a preset: ε team at its δ, at the paper's, and ε agent at both."""
+    page = (ROOT / "docs" / "results.md").read_text().partition("## With differential")[2]
+    page = page.partition("| baseline")[0]
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|[^|]*\| ([\d.e-]+) \|([^|]*)\|([^|]*)\|([^|]*)\|", page, re.M
+    )
+    assert [row[0] for row in rows] == list(presets.PRESETS)
+    for name, delta, *figures in rows:
+        plan = Plan.of(presets.configure(None, preset=name), 3)
+        plans = [dataclasses.replace(plan, delta=d) for d in (float(delta), presets.PAPER_DELTA)]
+        wanted = [p.epsilon(view) for view in ("team", "agent") for p in plans]
+        found = [float(x) for x in ",".join(figures).split(",")]
+        assert found == pytest.approx(wanted, abs=0.006)
 
 
 def test_every_link_between_pages_leads_somewhere():

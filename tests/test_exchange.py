@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from pevdn.errors import UsageError
 from pevdn.exchange import indices
 from pevdn.exchange.alone import alone
 from pevdn.exchange.broadcast import broadcast
@@ -18,8 +19,10 @@ from pevdn.exchange.secret_shared import (
     add,
     decode,
     encode,
+    fits,
     negate,
     reconstruct,
+    saturate,
     secret_shared,
     split,
 )
@@ -113,7 +116,7 @@ def test_every_agent_ends_with_the_same_total_except_when_alone():
         assert np.array_equal(total[0], total[2])
 
 
-@given(st.integers(0, 3 * 4 * 5 - 1), st.sampled_from([1.0, 1.0001, 100.0, np.inf, np.nan]))
+@given(st.integers(0, 3 * 4 * 5 - 1), st.sampled_from([1.000001, 1.0001, 100.0, np.inf, np.nan]))
 def test_a_value_that_does_not_fit_is_reported_wherever_it_is(where, factor):
     code = Code(precision=5, modulus=2**31 - 1)
     messages = np.zeros(3 * 4 * 5, np.float32)
@@ -130,6 +133,57 @@ def test_values_just_inside_the_range_are_not_refused_and_their_sum_does_not_wra
         opened = secret_shared(KEY, jnp.full((3, 2), sign * edge), code)
         assert float(opened.refused) == 0
         assert np.allclose(opened.total, sign * 3 * edge, rtol=1e-6)
+
+
+def test_the_range_counts_what_rounding_adds():
+    """1.6 is below p/2n = 10/6 = 1.67 but is rounded to 2, and 3 · 2 = 6 stands for −4."""
+    code = Code(precision=0, modulus=10)
+    assert float(secret_shared(KEY, jnp.full((3, 1), 1.6), code).refused) == np.float32(1.6)
+    assert float(secret_shared(KEY, jnp.full((3, 1), 1.4), code).total[0, 0]) == 3
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 6),
+    st.integers(0, 7),
+    st.sampled_from([13, 1000, 2**31 - 1, 2**32]),
+)
+def test_whatever_is_not_refused_sums_up_without_wrapping(seed, n, precision, p):
+    """Messages around the edge of the range: refused, or their sum is right to n roundings."""
+    code = Code(precision, p)
+    rng = np.random.default_rng(seed)
+    most = code.most(n) / 10**precision
+    edges = rng.choice([-1, 1], (n, 6)) * (most + rng.uniform(-1.5, 1.5, (n, 6)) / 10**precision)
+    for one in np.float32(edges).T:  # a column at a time: one refusal says nothing of the others
+        opened = secret_shared(KEY, jnp.asarray(one[:, None]), code)
+        if float(opened.refused) == 0:
+            exact = one.astype(np.float64).sum()
+            allowed = n * (0.5 / 10**precision + np.spacing(np.float32(most)))
+            assert abs(float(opened.total[0, 0]) - exact) <= allowed
+
+
+@given(st.integers(0, 2**31), st.sampled_from([13, 1000, 2**31 - 1, 2**32]), st.integers(0, 7))
+def test_with_saturation_every_message_fits_and_those_that_fitted_stay(seed, p, precision):
+    code, n = Code(precision, p), 3
+    rng = np.random.default_rng(seed)
+    wild = rng.choice([np.nan, np.inf, -np.inf, 1e30, -1e30, code.limit(n), 0.0], (n, 20))
+    messages = jnp.asarray(np.where(rng.random((n, 20)) < 0.5, wild, rng.normal(size=(n, 20))))
+    tame = saturate(messages, code, n)
+    assert np.all(fits(tame, code, n))
+    fitted = np.asarray(jnp.abs(messages) <= code.most(n) / 10**precision * (1 - 1e-6))
+    assert np.array_equal(np.asarray(tame)[fitted], np.asarray(messages)[fitted])
+    assert np.all(np.asarray(tame)[np.isnan(messages)] == 0)
+    opened = secret_shared(KEY, messages, code, saturating=True)
+    assert float(opened.refused) == 0
+    exact = np.asarray(tame, np.float64).sum(0)
+    allowed = n * (0.5 / 10**precision + np.spacing(np.float32(code.limit(n))))
+    assert np.all(np.abs(np.asarray(opened.total[0], np.float64) - exact) <= allowed)
+
+
+def test_a_modulus_that_carries_no_message_is_refused():
+    with pytest.raises(UsageError, match="modulus is 6, but the sum of 3 agents' messages needs"):
+        Code(0, 6).checked(3)
+    assert Code(0, 7).checked(3).most(3) == 1
 
 
 # ---- secrecy ------------------------------------------------------------------------------

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 from test_network_team import make_team, party_of
 
+from pevdn.privacy import gaussian
 from pevdn.runtime.network.draws import Own
 from pevdn.runtime.network.randomness import Secret
+from pevdn.runtime.simulation import release_for
 
 RUN = bytes(32)
 
 
 def noise(own: Own, round: int = 1, size: int = 4000) -> np.ndarray:
-    return own.noise(round, 0, 0, 1, 0, 3, size)
+    """In standard deviations."""
+    words = own.noise(round, 0, 0, 1, 0, 3, size)
+    return gaussian.discrete_gaussian(words, 256) / gaussian.deviation(256)
 
 
 def test_a_party_in_earnest_adds_noise_of_its_own_that_nobody_else_can_draw(tmp_path: Path) -> None:
@@ -34,19 +40,22 @@ def test_a_party_in_earnest_adds_noise_of_its_own_that_nobody_else_can_draw(tmp_
     team = make_team(tmp_path / "team", "pe-vdn-c", "shares", rehearsal=False)
     alice = party_of(team, "alice")
     assert isinstance(alice.draws, Own)
+    assert team.config.settings.randomness == "os"
     ours = alice.draws.noise(3, 0, 0, 1, 0, 2, 50)
-    assert np.array_equal(ours, alice.secret.stream("noise", team.run, 3).normal((50,)))
+    assert np.array_equal(ours.ravel(), alice.secret.stream("noise", team.run, 3).words(800))
 
 
-def test_noise_is_scaled_to_the_clip_norm_and_added_once(tmp_path: Path) -> None:
+def test_noise_is_added_once_by_the_mechanism_that_the_simulation_has(tmp_path: Path) -> None:
     team = make_team(tmp_path / "team", "pe-vdn-c", "shares", rehearsal=False)
     alice, s = party_of(team, "alice"), team.config.settings
-    summed = alice.learner.params
-    size = sum(x.size for x in jax.tree.leaves(summed))
-    drawn = np.linspace(-2, 2, size)
+    release = alice.mind.mechanism
+    assert release == release_for(team.config)
+    summed = jax.tree.map(lambda x: jnp.asarray(1e5 * x, jnp.int32), alice.learner.params)
+    draw = partial(alice.draws.noise, 3, 0, 0, 1, 0, 2)
     flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
-    released = flat(alice.mind.release(summed, drawn)) * s.expected_batch_size
-    assert np.allclose(released - flat(summed), s.noise_multiplier * s.clip_norm * drawn, atol=1e-4)
+    found = flat(alice.mind.release(summed, draw)) * s.expected_batch_size / release.unit
+    expected = flat(summed) + gaussian.discrete_gaussian(draw(found.size), release.spread)
+    assert np.allclose(found, expected, rtol=1e-6)
 
 
 def test_minibatches_follow_from_the_common_seed_and_from_nothing_of_ones_own() -> None:

@@ -177,6 +177,13 @@ def test_only_its_owner_can_read_a_private_key_even_without_a_umask(
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 
 
+def test_an_empty_directory_for_keys_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys").chmod(0o755)
+    keys.create(tmp_path / "keys", two(), PARTIES)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
 def test_no_private_key_is_in_anything_that_is_handed_to_all(team: Path) -> None:
     secrets = [
         "".join(file.read_text().splitlines()[1:-1])
@@ -727,10 +734,11 @@ def test_keys_says_what_to_hand_to_whom(tmp_path: Path) -> None:
 
 
 def test_keys_takes_a_preset(tmp_path: Path) -> None:
-    typed = ["keys", "pe-vdn-c", "--env=toy:two-step", "--preset=private-1"]
-    assert cli(*typed, "--out", tmp_path, *BOTH).code == 0
+    typed = ["keys", "pe-vdn-c", "--env=smax-sc2:3m", "--preset=team-4", *BOTH]
+    said = cli(*typed, "--party=carol=10.0.0.4:7700", "--out", tmp_path, "--set=delta=1e-3")
+    assert said.code == 0 and "2.5e-07 would do" in said.err
     config = roster.read(tmp_path / "team.toml").config
-    assert config.settings.noise_multiplier == 2.895 and config.algorithm == "pe-vdn-c"
+    assert config.settings.noise_multiplier == 2.577 and config.algorithm == "pe-vdn-c"
 
 
 def test_keys_never_overwrites_a_team(team: Path) -> None:
@@ -760,7 +768,7 @@ def test_keys_never_overwrites_a_team(team: Path) -> None:
         ([*BOTH, "--patience=nan"], "patience is 'nan'"),
         ([*BOTH, "--seed=3"], "only a rehearsal is drawn from a seed"),
         ([*BOTH, "--set", "gama=1"], "did you mean 'gamma'"),
-        ([*BOTH, "--preset=private-1"], "is for pe-vdn-c, not for pe-vdn-b"),
+        ([*BOTH, "--preset=team-4"], "is for pe-vdn-c, not for pe-vdn-b"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(

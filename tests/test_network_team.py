@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import socket
@@ -335,6 +336,18 @@ def test_what_a_party_has_learnt_acts_by_itself(heard: Heard) -> None:
         pevdn.load_agent(heard.team.path.parent)
 
 
+def test_the_data_of_a_party_are_closed_and_have_a_readme(heard: Heard) -> None:
+    """It says of every file what it is; that a rehearsal hides nothing, too."""
+    for member in heard.members.values():
+        assert member.folder.stat().st_mode & 0o777 == 0o700
+        page = (member.folder / "README.md").read_text()
+        for file in member.folder.iterdir():
+            name = re.sub(r"\d+", "*", file.name)
+            assert name in (".lock", "README.md") or f"`{name}`" in page, name
+        assert ("with differential privacy" in page) == heard.team.config.private
+        assert "This is a rehearsal" in page and str(member.folder) not in page
+
+
 def test_a_party_writes_the_metrics_of_a_run(heard: Heard) -> None:
     wanted = ["seed", "env_steps", "episodes", "updates", "win_rate", "return", "episode_length"]
     if heard.team.config.private:
@@ -613,6 +626,15 @@ def test_who_lies_stops_the_team_before_anybody_learns_from_it(
     lie(members[who], change)
     said = play(members)
     assert_stopped_in(team, members, history, said, what)
+
+
+def test_with_dp_a_message_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
+    team = make_team(
+        tmp_path / "team", "pe-vdn-c", env="toy:coordination", steps=60, precision=7, modulus=2**20
+    )
+    members = members_of(team)
+    assert play(members) == {}
+    assert members["bob"].course.updates > 0
 
 
 def test_a_message_that_does_not_fit_stops_the_team(tmp_path: Path) -> None:

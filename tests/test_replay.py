@@ -17,15 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
-from support import SMALL, cli
+from support import PRIVATE, SMALL, cli
 
 import pevdn
 from pevdn import worlds
 from pevdn.experiment import config
+from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.directory import Run
 from pevdn.experiment.evaluate import evaluate
-from pevdn.experiment.run import evaluation_keys
+from pevdn.experiment.run import Progress, evaluation_keys
 from pevdn.experiment.watching import Recording, drawing, looks, playing, record
 from pevdn.experiment.watching.picture import Painter, rows
 from pevdn.runtime.simulation import Simulation
@@ -73,6 +75,25 @@ def battle() -> Recording:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("replay") / "run"
     return pevdn.train("pe-vdn-b", "toy:coordination", steps=60, out=out, **SMALL)
+
+
+SEED = 1_234_567
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two private teams that have learnt nothing."""
+    out = tmp_path_factory.mktemp("replay") / "private"
+    settings = {**PRIVATE, "anchor": False}
+    made = config.make("pe-vdn-c", "toy:coordination", 60, 2, SEED, settings)
+    out.mkdir()
+    (out / "config.yaml").write_text(config.to_text(made))
+    simulation = Simulation(worlds.make(made.env), made)
+    state = jax.jit(simulation.start)(jnp.arange(SEED, SEED + 2))
+    checkpoints = Checkpoints(out, made)
+    checkpoints.save(state._replace(episodes=jnp.ones(2, jnp.int32)), Progress(), simulation)
+    checkpoints.close()
+    return Run(out)
 
 
 def shortened(recording: Recording, steps: int) -> Recording:
@@ -359,6 +380,45 @@ def test_of_many_actions_the_best_that_are_open_are_shown() -> None:
     values, available = [float(-a) for a in range(50)], [a % 2 == 0 for a in range(50)]
     assert rows(values, available) == list(range(0, 40, 2))
     assert rows([1.0, 2.0], [True, False]) == [0, 1]
+
+
+# --- the seed of a private run ---------------------------------------------------------------
+
+
+def drawn_texts(recording: Recording) -> str:
+    """All that a painter writes into a frame."""
+    painter = Painter(recording, 1)
+    painter.at(0)
+    return " ".join(x.get_text() for x in painter._figure.findobj(Text))
+
+
+def test_no_picture_page_or_recording_of_a_private_run_tells_its_seed(
+    private: Run, tmp_path: Path
+) -> None:
+    page, plain = tmp_path / "b.html", tmp_path / "b.json"
+    said = cli("replay", private.path, "--json", "--seed", SEED + 1, "--out", page)
+    document = json.loads(said.out)
+    recording = pevdn.replay(private, plain, seed=SEED + 1)
+    assert document["lane"] == recording.lane == 1
+    assert "seed" not in document and recording.seed is None
+    texts = [page.read_text(), plain.read_text(), said.out, drawn_texts(recording)]
+    for text in texts:
+        assert text and str(SEED) not in text and str(SEED + 1) not in text
+    assert '"lane": 1' in texts[1] and "team 1" in texts[3]
+    assert record(private).lane == 0
+    if node := shutil.which("node"):
+        (script,) = re.findall(r"^const which = .*$", texts[0], re.MULTILINE)
+        program = f"const R = {texts[1]}; {script} console.log(which)"
+        told = subprocess.run([node, "-e", program], capture_output=True, text=True, check=True)
+        assert told.stdout == "team 1\n"
+
+
+def test_a_run_without_privacy_tells_its_seed_as_before(run: Run) -> None:
+    recording = record(run)
+    document = recording.as_json()
+    assert (recording.seed, recording.lane) == (0, None)
+    assert document["seed"] == 0 and "lane" not in document and "seed 0" in drawn_texts(recording)
+    assert json.loads(cli("replay", run.path, "--json").out)["seed"] == 0
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import signal
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from support import SMALL, assert_same_ending, cli, content, train
 
 import pevdn
+from pevdn import worlds
 from pevdn.errors import UsageError
 from pevdn.experiment import config, paper, presets, run, statistics
 from pevdn.experiment.config import Config
@@ -46,14 +46,109 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
-def test_a_preset_plans_no_more_than_the_epsilon_in_its_name(name: str) -> None:
+def test_a_preset_is_named_after_the_epsilon_that_is_proven_for_it(name: str) -> None:
+    """Within 1 % of it, and below it by more than the accounting of the noise's error costs."""
     preset = presets.PRESETS[name]
-    plan = Plan.of(presets.configure(None, preset=name), agents=3)
-    assert plan.delta <= 4.88e-4 and plan.steps == preset.steps
-    assert plan.epsilon(preset.view) <= preset.epsilon
-    words = name.split("-")
-    assert preset.view == ("team" if "team" in words else "agent")
-    assert f"{preset.epsilon:g}" in words or name == "paper-c"
+    plan = Plan.of(presets.configure(None, preset=name), preset.agents)
+    assert preset.agents == 3 and plan.steps == preset.steps
+    assert 0.99 * preset.epsilon < plan.epsilon("team") < (1 - 1e-4) * preset.epsilon
+    if name == "paper-c":
+        assert f"ε team {plan.epsilon('team'):.2f}" in preset.about
+    else:
+        assert name.startswith(f"team-{preset.epsilon:g}")
+        assert plan.delta <= 1 / (10 * preset.steps)
+
+
+OLD = {
+    "private-2.9": ("team-8", {"noise_multiplier": 1.344}),
+    "private-1": ("team-4", {"noise_multiplier": 2.895}),
+    "private-team-2.9": ("team-4", {"noise_multiplier": 2.328}),
+    "private-2.9-long": ("team-8-long", {"noise_multiplier": 0.867, "anchor": "false"}),
+    "private-team-2.9-long": ("team-4-long", {"noise_multiplier": 1.502}),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_an_old_name_says_what_to_use_instead_and_how_to_train_as_before(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    begun(monkeypatch)
+    new, settings = OLD[name]
+    with pytest.raises(UsageError) as refused:
+        pevdn.train("pe-vdn-c", preset=name)
+    said = str(refused.value)
+    assert f"preset '{name}' was named after ε" in said and f"use '{new}' (ε team" in said
+    for setting, value in {**settings, "delta": "4.88e-4"}.items():
+        assert f"{setting}={value}" in said
+    assert ("not proven" in said) == ("team" not in name)
+    presets.configure(None, settings=settings, preset=new)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "pe-vdn-c"],
+        ["config"],
+        ["budget"],
+        ["audit"],
+        ["keys", "pe-vdn-c", "--party=a=h:1", "--party=b=h:2", "--out=team"],
+        ["team", "up", "pe-vdn-c"],
+    ],
+)
+def test_every_command_that_takes_a_preset_knows_the_old_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    begun(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    said = cli(*arguments, "--preset=private-2.9")
+    assert said.code == 2 and said.out == "" and list(tmp_path.iterdir()) == []
+    assert "use 'team-8' (ε team 8 at δ 2.5e-07)" in said.sentence
+
+
+def test_the_defaults_are_those_of_the_first_preset() -> None:
+    """But for δ, which follows the steps of a run and not those of the preset."""
+    assert presets.configure(None, preset="team-8").settings == dataclasses.replace(
+        config.make("pe-vdn-c").settings, delta=2.5e-7
+    )
+    assert config.make("pe-vdn-c").delta == 2.5e-7
+
+
+@pytest.mark.parametrize("name", ["team-8", "paper-c"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "pe-vdn-c"],
+        ["keys", "pe-vdn-c", "--party=a=h:1", "--party=b=h:2", "--out=team"],
+        ["team", "up", "pe-vdn-c", "--out=team"],
+    ],
+)
+def test_a_preset_is_refused_in_a_team_of_another_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
+) -> None:
+    begun(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    said = cli(*arguments, f"--preset={name}", "--env=toy:coordination")
+    assert said.code == 2 and list(tmp_path.iterdir()) == []
+    plan = Plan.of(presets.configure(None, preset=name), 2)
+    epsilon = presets.PRESETS[name].epsilon
+    assert f"'{name}' is for 3 agents, but toy:coordination has 2" in said.sentence
+    assert f"gives ε team {plan.epsilon('team'):.2f} instead of {epsilon:g};" in said.sentence
+    command = f"pevdn budget --preset {name} --agents 2 --target-epsilon {epsilon:g}"
+    assert f"`{command}`" in said.sentence and "--set noise_multiplier=…" in said.sentence
+    found = json.loads(cli(*command.split()[1:], "--json").out)  # the fix that it names
+    assert 0.99 * epsilon < found["epsilon_team"] <= epsilon and found["agents"] == 2
+
+
+def test_a_preset_with_noise_of_ones_own_trains_in_any_team(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = begun(monkeypatch)
+    cli("train", "pe-vdn-c", "--preset=team-8", "--env=smax-sc2:8m", "--set=noise_multiplier=2.8")
+    with pytest.raises(UsageError, match=r"is for 3 agents, but toy:two-step has 2, for which"):
+        pevdn.train("pe-vdn-c", "toy:two-step", preset="team-8")
+    with pytest.raises(UsageError, match=r"is for 3 agents, but .* has 2, for which its noise"):
+        pevdn.train("pe-vdn-c", worlds.make("toy:coordination"), preset="team-8")
+    assert [c.settings.noise_multiplier for c in wanted] == [2.8]
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
@@ -82,10 +177,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 def test_the_command_and_python_take_a_preset_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = begun(monkeypatch)
     with pytest.raises(pevdn.PevdnError):
-        pevdn.train("pe-vdn-c", preset="private-1", steps=500, clip_norm=2)
-    cli("train", "pe-vdn-c", "--preset=private-1", "--steps=500", "--set", "clip_norm=2")
+        pevdn.train("pe-vdn-c", preset="team-4", steps=500, clip_norm=2)
+    cli("train", "pe-vdn-c", "--preset=team-4", "--steps=500", "--set", "clip_norm=2")
     own = {"clip_norm": 2.0}
-    assert wanted == [presets.configure("pe-vdn-c", "smax-sc2:3m", 500, 1, 0, own, "private-1")] * 2
+    assert wanted == [presets.configure("pe-vdn-c", "smax-sc2:3m", 500, 1, 0, own, "team-4")] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +188,7 @@ def test_the_command_and_python_take_a_preset_alike(monkeypatch: pytest.MonkeyPa
     [
         (["train", "vdn", "--preset", "paper-c"], "'paper-c' is for pe-vdn-c, not for vdn;"),
         (["train", "vdm", "--preset", "paper-c"], "unknown algorithm 'vdm'"),
-        (["train", "pe-vdn-c", "--preset", "private"], "unknown preset 'private'; did you mean"),
+        (["train", "pe-vdn-c", "--preset", "team"], "unknown preset 'team'; did you mean 'team-"),
         (["config", "--preset", "paper"], "did you mean 'paper-c'?"),
         (["budget", "--preset", "paper"], "did you mean 'paper-c'?"),
         (["reproduce", "--study", "precison"], "did you mean 'precision'?"),
@@ -115,13 +210,17 @@ def test_presets_are_listed_with_what_they_cost_and_shown_in_full() -> None:
     rows = {row["name"]: row for row in json.loads(cli("presets", "--json").out)}
     assert list(rows) == list(presets.PRESETS)
     assert all(row["about"].endswith(".") for row in rows.values())
+    assert rows["team-8"]["epsilon_team"] == pytest.approx(8, rel=0.01)
+    table = " ".join(cli("presets").out.split())
+    assert "preset ε team δ (conditional) steps" in table  # under "ε agent"
+    assert "ε team is proven, ε agent is not" in table
     shown = {
         r["name"]: r["default"] for r in json.loads(cli("config", "--preset=paper-c", "--json").out)
     }
     chosen = presets.configure(None, preset="paper-c").settings
     assert shown == {name: getattr(chosen, name) for name in shown}
     budget = json.loads(cli("budget", "--preset=paper-c", "--json").out)
-    assert budget["epsilon_agent"] == rows["paper-c"]["epsilon_agent"]
+    assert budget["epsilon_team"] == rows["paper-c"]["epsilon_team"]
     wider = json.loads(cli("budget", "--preset=paper-c", "--buffer-size=2048", "--json").out)
     assert (wider["buffer_size"], wider["delta"]) == (2048, budget["delta"])
     assert "paper-c" in cli("presets").out
@@ -462,7 +561,7 @@ def pretend_figure1(out: Path, quick: bool = False) -> list[Arm]:
     for arm in arms:
         level = LEVEL.get(arm.name, 0.6)
         more = {"win_rate_anchor": 0.4} if arm.name == "paper-c" else {}
-        more |= {"win_rate_average": 0.7} if arm.name == "private-2.9" else {}
+        more |= {"win_rate_average": 0.7} if arm.name == "team-8" else {}
         pretend(arm, [[level - 0.05] * 81, [level + 0.05] * 81], **more)
     return arms
 
@@ -494,19 +593,19 @@ def test_one_document_holds_what_is_in_the_directory(figure: tuple[Path, dict[st
 def test_the_table_is_what_one_computes_by_hand(figure: tuple[Path, dict[str, Any]]) -> None:
     rows = rows_of(figure[1])
     assert len(rows) == 9
-    iql, ours = rows["iql", "running"], rows["private-2.9", "average"]
+    iql, ours = rows["iql", "running"], rows["team-8", "average"]
     assert iql["win_rate"] == pytest.approx(0.5) and iql["share_of_vdn"] == pytest.approx(0.625)
     assert iql["win_rate_low"] == pytest.approx(0.45)
     assert iql["share_of_vdn_low"] == pytest.approx(0.45 / 0.85)
     assert iql["paper"]["share_of_vdn"] == pytest.approx(0.847 / 0.936, abs=1e-3)
     assert rows["vdn", "running"]["steps_to_80"] is None
     assert rows["vdn", "running"]["seeds_at_80"] == 1
-    assert ours["released"] and not rows["private-2.9", "running"]["released"]
+    assert ours["released"] and not rows["team-8", "running"]["released"]
     assert ours["share_of_vdn"] == pytest.approx(0.7 / 0.8) and "paper" not in ours
     assert ours["baseline"] == "vdn"  # the better of two
     assert rows["vdn-ours", "running"]["share_of_vdn"] == pytest.approx(0.75 / 0.8)
     assert rows["paper-c", "anchor"]["paper"]["win_rate"] == pytest.approx(0.755, abs=1e-3)
-    spent = Plan.of(presets.configure(None, preset="private-2.9"), 3).mechanism.spent(100)
+    spent = Plan.of(presets.configure(None, preset="team-8"), 3).mechanism.spent(100)
     assert (ours["epsilon_agent"], ours["epsilon_team"]) == (
         spent.epsilon_agent,
         spent.epsilon_team,
@@ -523,7 +622,11 @@ def test_the_words_follow_from_the_figures(figure: tuple[Path, dict[str, Any]]) 
     assert "with its average model, more than the 81% that the paper's anchor keeps" in words
     assert "paper-c, the paper's optimiser, buffer and anchor, keeps 50%" in words
     assert "no results" not in words
+    assert "team-8 has ε team" in words and "ε agent, conditional: " in words
+    assert "claims ε 2.90 at δ 0.00049 for the agent view, by its Theorem 1, which is not" in words
+    assert "have ε agent 4.5 to 6.5 if all updates that happen are counted, and that" in words
     table = (out / "table.md").read_text()
+    assert "| arm | ε team | δ | ε agent (conditional) | Theorem 1 would claim |" in table
     assert "| vdn | running | 0.800 [0.750, 0.850] | 0.936 | 100% [100%, 100%] |" in table
     assert all(sentence in table for sentence in document["words"])
 
@@ -540,18 +643,19 @@ def test_a_person_reads_the_table_and_the_words(figure: tuple[Path, dict[str, An
     out, _ = figure
     said = cli("reproduce", "--seeds=2", "--out", out)
     assert "0.80 [0.75, 0.85]" in said.out and "- The paper's curves are one run each" in said.out
+    assert "ε team   ε agent*" in said.out and "* conditional; only ε team" in said.out
     assert said.out.endswith(f"{out / 'results.json'}\n")
 
 
 def test_a_run_with_more_seeds_counts_with_its_first_ones(tmp_path: Path) -> None:
     """And one that was saved at other times counts as it is."""
-    [wanted] = [a for a in figure1.arms(Wanted(tmp_path, 2, 400_000)) if a.name == "private-2.9"]
+    [wanted] = [a for a in figure1.arms(Wanted(tmp_path, 2, 400_000)) if a.name == "team-8"]
     other = {"checkpoint_every": 7_777}
     made = presets.configure(None, seeds=3, settings=other, preset=wanted.name)
     pretend(Arm(wanted.name, made, wanted.path), [[0.1] * 81, [0.3] * 81, [0.9] * 81])
     wanted.check()
     [row] = measure.table([wanted], lambda *_: None, lambda _: ())
-    assert row["win_rate"] == pytest.approx(0.2) and row["epsilon_agent"] > 0
+    assert row["win_rate"] == pytest.approx(0.2) and row["epsilon_team"] > 0
     fewer = dataclasses.replace(wanted, config=dataclasses.replace(wanted.config, seeds=4))
     with pytest.raises(UsageError, match=r"holds a run with seeds=3 \(wanted: 4\)"):
         fewer.check()
@@ -579,7 +683,7 @@ def test_what_is_quick_says_what_it_left_out_and_that_it_is_no_result(tmp_path: 
 @pytest.mark.parametrize(
     ("study", "module", "told"),
     [
-        ("privacy", study_privacy, "The smallest ε in the agent view at which 80 % of VDN"),
+        ("privacy", study_privacy, "The smallest ε in the team view at which 80 % of VDN"),
         ("precision", study_precision, "Precision 2: 0.700"),
         ("agents", study_agents, "toy:coordination, 2 agents: 0.700, 100% of VDN"),
     ],
@@ -612,13 +716,13 @@ def test_a_study_is_a_table_a_picture_and_words(
 
 
 def test_vdn_is_also_trained_with_the_network_of_our_recipe(tmp_path: Path) -> None:
-    ours = presets.configure(None, preset="private-2.9").settings
+    ours = presets.configure(None, preset="team-8").settings
     arms = {arm.name: arm.config for arm in figure1.arms(Wanted(tmp_path, 8, 400_000))}
     like = arms["vdn-ours"]
     assert (like.algorithm, like.settings.hidden_size) == ("vdn", ours.hidden_size)
     assert like.settings.network == ours.network
     same = Wanted(tmp_path, 8, 400_000, settings={"network": "recurrent", "hidden_size": 64})
-    assert [arm.name for arm in same.vdns("smax-sc2:3m", "private-2.9")] == ["vdn"]
+    assert [arm.name for arm in same.vdns("smax-sc2:3m", "team-8")] == ["vdn"]
 
 
 def test_without_quick_the_studies_are_what_the_paper_announces(tmp_path: Path) -> None:
@@ -629,23 +733,20 @@ def test_without_quick_the_studies_are_what_the_paper_announces(tmp_path: Path) 
     }
 
 
-def test_the_privacy_study_trains_no_noise_twice(tmp_path: Path) -> None:
-    """Every arm has an ε of both views: one that is near another in noise adds nothing."""
-    arms = study_privacy.arms(Wanted(tmp_path, 8, 400_000))
-    noises = sorted(a.config.settings.noise_multiplier for a in arms if a.config.private)
-    assert len(noises) == 8
-    assert all(more / less > 1.1 for less, more in itertools.pairwise(noises))
-    spent = {v: [Plan.of(a.config, 3).epsilon(v) for a in arms[2:]] for v in ("agent", "team")}
-    for epsilons in spent.values():  # each ε of the study has a point near it, in either view
-        assert all(any(abs(x / e - 1) < 0.15 for x in epsilons) for e in study_privacy.EPSILONS)
-
-
 def test_the_privacy_study_spends_what_each_arm_is_named_after(tmp_path: Path) -> None:
-    wanted = Wanted(tmp_path, 8, 400_000, quick=True)
-    for arm in study_privacy.arms(wanted)[1:]:
-        view, _, epsilon = arm.name.partition("-")
-        planned = Plan.of(arm.config, 3).epsilon(view)
-        assert 0.97 * float(epsilon) < planned <= float(epsilon)
+    """In the view that is proven, whatever the number of agents."""
+    for agents, env in ((3, None), (8, "smax-sc2:8m")):
+        arms = study_privacy.arms(Wanted(tmp_path, 8, 400_000, env=env))[2:]
+        assert [arm.name for arm in arms] == [f"team-{e}" for e in (1, 2, 4, 8, 16)]
+        for arm in arms:
+            epsilon = float(arm.name.removeprefix("team-"))
+            assert 0.97 * epsilon < Plan.of(arm.config, agents).epsilon("team") <= epsilon
+
+
+def test_in_another_team_a_recipe_of_the_figure_keeps_its_epsilon(tmp_path: Path) -> None:
+    for arm in figure1.arms(Wanted(tmp_path, 2, 400_000, env="toy:coordination"))[-2:]:
+        epsilon = presets.PRESETS[arm.name].epsilon
+        assert 0.98 * epsilon < Plan.of(arm.config, 2).epsilon("team") <= epsilon
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ from support import (
 import pevdn
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
+from pevdn.exchange.secret_shared import Code
 from pevdn.experiment import checkpoint, evaluate, figures, policy, report, run
 from pevdn.experiment.progress import Bar, Moment, Plain, Silent
 from pevdn.experiment.run import Run
@@ -114,6 +115,7 @@ def test_a_run_is_a_directory_with_everything_about_it(finished: dict[str, Run],
     path = finished[name].path
     books = {"ledger.jsonl", "ledger.head"} if name == "pe-vdn-c" else set()
     assert {p.name for p in path.iterdir()} - {".lock"} == books | {
+        "README.md",
         "config.yaml",
         "metrics.jsonl",
         "checkpoints",
@@ -164,7 +166,21 @@ def test_privacy_is_spent_and_never_given_back(long: Callable[[str], Run]) -> No
         assert values[0] == 0 < values[-1] < math.inf
         assert values == sorted(values)
     assert all(line["epsilon_team"] >= line["epsilon_agent"] for line in lines)
-    assert {line["delta"] for line in lines} == {PRIVATE["buffer_size"] ** -1.1}
+    assert {line["delta"] for line in lines} == {PRIVATE["delta"]}
+
+
+def test_a_delta_too_large_for_the_stream_is_noted_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(run._Training, "go", lambda self: None)
+    monkeypatch.setattr(Silent, "note", lambda self, text: notes.append(text))
+    train("pe-vdn-c", tmp_path / "small", steps=40, delta=1 / 400)
+    assert [text for text in notes if "delta" in text] == []
+    train("pe-vdn-c", tmp_path / "large", steps=40, delta=1e-2)
+    (note,) = [text for text in notes if "delta" in text]
+    assert "delta is 0.01, but should be at most a tenth of one over" in note
+    assert "which can be 40 here: 0.0025 would do" in note
 
 
 def test_an_infinite_epsilon_leaves_the_files_valid_json(
@@ -681,12 +697,21 @@ def test_a_message_out_of_range_stops_the_run_and_names_what_to_change(tmp_path:
     path = tmp_path / "run"
     said = cli(*train_arguments("pe-vdn-b", path, precision=7, modulus="2**20"))
     assert said.code == 1
-    limit = 2**20 / (2 * 2 * 10**7)
+    limit = Code(7, 2**20).limit(2)
     for part in ("a message of size ", f"±{limit:g}", "precision=7", f"modulus={2**20}"):
         assert part in said.sentence
     assert checkpoints_in(path)
     assert Run(path).metrics[-1]["updates"] == 0
     assert refused_resume(path, 1) == said.sentence
+
+
+def test_with_dp_no_message_stops_training_or_changes_what_is_said_about_it(
+    tmp_path: Path,
+) -> None:
+    """No message fits into this range; in the neighbouring stream, of empty episodes, all do."""
+    said = cli(*train_arguments("pe-vdn-c", tmp_path / "run", precision=7, modulus="2**20"))
+    assert said.code == 0 and "message" not in said.err
+    assert Run(tmp_path / "run").metrics[-1]["updates"] > 0
 
 
 # --- policies --------------------------------------------------------------------------------
@@ -1005,7 +1030,7 @@ def test_progress_is_shown_on_standard_error_alone(
     observer.stop()
     shown = capsys.readouterr()
     assert shown.out == "" and "pe-vdn-c on toy" in shown.err
-    assert "win rate 0.25 (anchor 0.50) · ε agent 1.00 team 2.00" in shown.err
+    assert "win rate 0.25 (anchor 0.50) · ε team 2.00" in shown.err
     assert "1,234" in shown.err and "50" in shown.err
 
 

@@ -12,13 +12,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pevdn._platform import guard_against_deadlock, use_one_thread_on_few_cores
+from pevdn._platform import (
+    guard_against_deadlock,
+    silence_false_alarms,
+    use_one_thread_on_few_cores,
+)
 
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
     from pevdn.experiment.directory import Run
     from pevdn.experiment.export import export
+    from pevdn.experiment.forget import forget
     from pevdn.experiment.policy import Policy, load
+    from pevdn.experiment.publish import publish
     from pevdn.experiment.reproduction import reproduce
     from pevdn.experiment.run import resume, train
     from pevdn.experiment.watching import replay
@@ -34,8 +40,10 @@ __all__ = [
     "__version__",
     "check_env",
     "export",
+    "forget",
     "load",
     "load_agent",
+    "publish",
     "replay",
     "reproduce",
     "resume",
@@ -44,6 +52,7 @@ __all__ = [
 
 guard_against_deadlock()
 use_one_thread_on_few_cores()
+silence_false_alarms()
 
 _HOME = {
     "train": "pevdn.experiment.run",
@@ -53,6 +62,8 @@ _HOME = {
     "replay": "pevdn.experiment.watching",
     "load": "pevdn.experiment.policy",
     "export": "pevdn.experiment.export",
+    "publish": "pevdn.experiment.publish",
+    "forget": "pevdn.experiment.forget",
     "load_agent": "pevdn.runtime.network.trained",
     "check_env": "pevdn.worlds.checks",
     "Policy": "pevdn.experiment.policy",

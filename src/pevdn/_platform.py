@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 LEVEL = "xla_backend_optimization_level"
+NOISY = ("0.10.0", "0.10.1")  # versions of jaxlib with false alarms (openxla issue 44565)
+MISCOMPILING = ("0.10.2",)  # versions of jaxlib with wrong results on the CPU (jax issue 39103)
 
 
 def guard_against_deadlock() -> None:
@@ -40,6 +44,17 @@ def use_one_thread_on_few_cores() -> None:
         os.environ.setdefault("NPROC", "1")
 
 
+def silence_false_alarms() -> None:
+    """Keep XLA from logging an error for every cached program that it loads on some CPUs.
+
+    These versions take preferences of the compiler for features that the CPU lacks; the program is
+    loaded and right. A level that the user has set stays.
+    """
+    with suppress(PackageNotFoundError):
+        if version("jaxlib") in NOISY:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 def compiler_options() -> dict[str, str | bool | int | float]:
     """What programs are compiled with, unless the user has set it in XLA_FLAGS.
 
@@ -50,6 +65,24 @@ def compiler_options() -> dict[str, str | bool | int | float]:
     if jax.default_backend() != "cpu" or LEVEL in os.environ.get("XLA_FLAGS", ""):
         return {}
     return {LEVEL: 1}
+
+
+def refuse_miscompiling_jaxlib() -> None:
+    """Refuse to train with a compiler that silently computes wrong numbers.
+
+    The requirements exclude these versions; this catches environments that were made without them.
+    """
+    import jax
+    import jaxlib
+
+    from pevdn.errors import PevdnError
+
+    if jaxlib.__version__ in MISCOMPILING and jax.default_backend() == "cpu":
+        raise PevdnError(
+            f"jaxlib {jaxlib.__version__} computes wrong numbers on the CPU (jax issue 39103); "
+            'install another version, for example with `pip install "jax!=0.10.2" '
+            '"jaxlib!=0.10.2"`.'
+        )
 
 
 def _jax_has_started() -> bool:

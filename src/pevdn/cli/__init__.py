@@ -17,10 +17,12 @@ from pevdn.cli import (
     config,
     evaluate,
     export,
+    forget,
     keys,
     ledger,
     party,
     presets,
+    publish,
     replay,
     reproduce,
     resume,
@@ -42,8 +44,8 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(train, resume, reproduce, evaluate, export, replay, attack, audit, budget, ledger),
-    *(keys, party, world, presets, worlds, check_env, algorithms, config),
+    *(train, resume, reproduce, evaluate, export, publish, forget, replay, attack, audit, budget),
+    *(ledger, keys, party, world, presets, worlds, check_env, algorithms, config),
 )
 for command in COMMANDS:
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)

@@ -152,16 +152,17 @@ def _show_membership(document: dict[str, Any]) -> None:
         "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of the "
         f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
         f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the most that any "
-        "attack can reach at this ε team; own: pe-vdn-c with this run's noise, or at its ε)"
+        "attack can reach at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or "
+        "at its ε)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     print_table(
-        ["training", "ε agent", "ε team", "one agent", "whole team", "limit"],
+        ["training", "ε team", "ε agent*", "one agent", "whole team", "limit"],
         [
             [
                 f"own {agent['own']}" if agent["own"] else agent["algorithm"],
-                _epsilon(agent["epsilon_agent"]),
                 _epsilon(agent["epsilon_team"]),
+                _epsilon(agent["epsilon_agent"]),
                 _cell(agent),
                 _cell(team),
                 f"{agent['largest_auc']:.2f}",
@@ -183,7 +184,7 @@ def _show_membership(document: dict[str, Any]) -> None:
 
 
 def _training(row: dict[str, Any]) -> str:
-    epsilon = "" if row["epsilon_agent"] is None else f" at ε {_epsilon(row['epsilon_agent'])}"
+    epsilon = "" if row["epsilon_team"] is None else f" at ε team {_epsilon(row['epsilon_team'])}"
     return f"{row['algorithm']}{epsilon}"
 
 

@@ -13,7 +13,10 @@ from pevdn.cli.output import Json, print_json, print_table
 def main(
     epsilon: Annotated[
         list[float] | None,
-        typer.Option(help="ε of the agent view to claim; may be repeated (default 1, 3 and 8)."),
+        typer.Option(
+            help="Choose the noise by this ε of the agent view; may be repeated (default 1, 3 and "
+            "8). Claims are audited in both views."
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="A recipe to audit, whole; `pevdn presets` lists them.")
@@ -42,7 +45,9 @@ def main(
     agents: Annotated[
         int | None, typer.Option(help="Agents of toy:coordination (default 3).")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (default buffer_size^−1.1).")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ (default: the recipe's, or buffer_size^−1.1).")
+    ] = None,
     env: Annotated[str, typer.Option(help="World to take the agents from.")] = "toy:coordination",
     seed: Annotated[int, typer.Option(help="Seed of everything the audit draws.")] = 0,
     plant: Annotated[
@@ -90,7 +95,7 @@ def _show(found: dict[str, Any]) -> None:
         ["view", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
         [
             [
-                row["view"],
+                row["view"] if row["view"] == "team" else f"{row['view']} (conditional)",
                 f"{row['noise_multiplier']:g}",
                 f"{row['epsilon_claimed']:.2f}",
                 f"{row['epsilon_lower_bound']:.2f}",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pevdn.cli.output import Json, print_json, print_table
+
+CONDITIONAL = (
+    "The target is for the agent view, which is conditional: it is no bound for an observer of one "
+    "agent, who sees what teammates learnt from the episode as well (docs/privacy.md)."
+)
 
 
 def main(
@@ -28,7 +34,13 @@ def main(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise over clip norm (default 1).")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (default buffer_size^−1.1).")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ (default: a tenth of one over the episodes).")
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(help="Protected episodes, for δ (default: as many as steps, or 400,000)."),
+    ] = None,
     agents: Annotated[int, typer.Option(help="Agents in the team.")] = 3,
     steps: Annotated[
         int | None,
@@ -48,7 +60,10 @@ def main(
             "the largest batch."
         ),
     ] = None,
-    view: Annotated[str, typer.Option(help="Whose ε the target is for: agent or team.")] = "agent",
+    view: Annotated[
+        str,
+        typer.Option(help="Whose ε the target is for: team, which is proven, or agent."),
+    ] = "team",
     runs: Annotated[
         list[int] | None,
         typer.Option(help="Also say what a search by so many runs costs; may be repeated."),
@@ -70,6 +85,11 @@ def main(
         )
     if delta == 0:
         raise UsageError("delta is 0, but must be between 0 and 1; leave it out for the default.")
+    if delta is not None and episodes is not None:
+        raise UsageError(
+            f"--delta is {delta:g} and --episodes {episodes}, but δ follows from the episodes; "
+            "leave one of them out."
+        )
     given: dict[str, Any] = {
         "buffer_size": buffer_size,
         "batch_size": batch_size,
@@ -79,11 +99,13 @@ def main(
         "relation": relation,
         "update_every": update_every,
         "steps": steps,
+        "episodes": episodes,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if preset is not None:
         recipe = planner.Plan.of(presets.configure(None, preset=preset), agents)
-        chosen = dataclasses.asdict(recipe) | chosen
+        own = {} if episodes is None else {"delta": 0.0}  # it follows from them
+        chosen = dataclasses.asdict(recipe) | own | chosen
     elif batch_size is None and buffer_size is not None:
         chosen["batch_size"] = min(32, buffer_size)
     plan = planner.Plan(**{**chosen, "agents": agents})
@@ -91,6 +113,10 @@ def main(
         find = planner.smallest_noise if noise_multiplier is None else planner.largest_batch
         plan = find(plan, target_epsilon, view)
     document = planner.report(plan)
+    if (note := planner.large_delta(plan)) is not None:
+        document["note"] = note
+    if target_epsilon is not None and view == "agent":
+        document["conditional"] = CONDITIONAL
     if runs:
         document["search"] = search.report(plan, runs)
     if plot is not None:
@@ -111,7 +137,7 @@ def _show(found: dict[str, Any]) -> None:
         return _figure(found.get(name))
 
     many = f"all {found['agents']} agents" if found["agents"] > 1 else "the agent"
-    unsound = "" if found["theorem_1_sound"] else "; not sound for a throughput above 1"
+    unsound = "; not sound for a throughput above 1" if found["theorem_1_unsound"] else ""
     claim_delta = f" at δ = {found['theorem_1_delta']:.3g}"
     typer.echo(
         f"noise multiplier {found['noise_multiplier']:g}, batch {found['batch_size']} of "
@@ -131,17 +157,21 @@ def _show(found: dict[str, Any]) -> None:
                 "agent",
                 figure("epsilon_agent"),
                 figure("epsilon_agent_rdp"),
-                "an outsider who sees one agent, its teammates' contributions held fixed",
+                "conditional: an outsider who sees one agent, if its teammates had not learnt from "
+                "the episode; no bound otherwise",
             ],
             ["teammate", "none", "none", found["teammate"].removeprefix("none: ")],
             [
                 "theorem-1",
                 "–",
                 figure("theorem_1_epsilon"),
-                f"the paper's claim{claim_delta}, for comparison only{unsound}",
+                f"the paper's claim of the agent view{claim_delta}, for comparison only{unsound}",
             ],
         ],
     )
+    for name in ("note", "conditional"):
+        if name in found:
+            typer.echo(textwrap.fill(found[name], 100))
     if "search" in found:
         _show_search(found["search"])
     if "plot" in found:
@@ -153,7 +183,8 @@ def _show_search(rows: list[dict[str, Any]]) -> None:
     typer.echo(
         "Choosing among runs by their results: ε if every run plays episodes of its own (fresh), "
         "or if\nthe same episodes are learnt from again, and all runs are looked at, or only the "
-        "best of a random\nnumber of runs with this mean (by its distribution; RDP)."
+        "best of a random\nnumber of runs with this mean (by its distribution; RDP). The agent "
+        "view is conditional here, too."
     )
     print_table(
         ["view", "runs", *cases],

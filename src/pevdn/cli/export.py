@@ -25,11 +25,13 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Write one agent's greedy policy to a file that needs neither pevdn nor JAX."""
-    from pevdn.experiment.export import export
+    from pevdn.experiment.export import advice, export
 
     path, facts = export(run, agent, format=format, seed=seed, model=model, out=out, force=force)
     if as_json:
-        print_json({"file": str(path), "bytes": path.stat().st_size, "facts": facts})
+        document = {"file": str(path), "bytes": path.stat().st_size, "facts": facts}
+        print_json({**document, "publish": advice(facts)})
         return
     typer.echo(f"{path}, {path.stat().st_size:,} bytes")
     print_table(["fact", "value"], list(facts.items()))
+    typer.echo(advice(facts))

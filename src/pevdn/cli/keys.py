@@ -11,6 +11,7 @@ from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import needs_network
 
 if TYPE_CHECKING:
+    from pevdn.experiment.config import Config
     from pevdn.runtime.network.roster import Roster
 
 # What a team is asked for, also by `pevdn team up`.
@@ -82,8 +83,19 @@ def main(
         )
     settings = config.parse_assignments(assignments or [])
     wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
+    presets.check_team(preset, settings, wanted)
     places = [_place(party) for party in parties]
+    warn_of_delta(wanted, len(places))
     show(keys.create(out, wanted, places, world, mode, patience, rehearsal, days), as_json)
+
+
+def warn_of_delta(wanted: Config, agents: int) -> None:
+    """Say on standard error that δ is too large for as many episodes, if it is."""
+    from pevdn.privacy import planner
+
+    note = planner.large_delta(planner.Plan.of(wanted, agents)) if wanted.private else None
+    if note is not None:
+        typer.echo(note, err=True)
 
 
 def _place(text: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ def main(
     from pevdn.errors import UsageError
     from pevdn.experiment.config import fingerprint
     from pevdn.experiment.directory import Run
+    from pevdn.privacy import randomness
     from pevdn.privacy.accounting import TEAMMATE
     from pevdn.privacy.ledger import Ledger
 
@@ -48,9 +49,11 @@ def main(
             zip(ledger.guaranteed(), ledger.spent(), strict=True)
         )
     ]
+    source = randomness.source(config)
     if as_json:
         mechanism = ledger.mechanism._asdict()
         document = {"run": str(run), "lines": len(ledger.lines), "mechanism": mechanism}
+        document |= {"randomness": source, "randomness_meaning": randomness.MEANING[source]}
         print_json({**document, "teammate": TEAMMATE, "meaning": MEANING, "seeds": rows})
         return
     typer.echo(
@@ -59,7 +62,7 @@ def main(
     )
     print_table(
         [
-            *("seed", "ε team", "ε agent", "ε teammate", "team spent", "agent spent"),
+            *("seed", "ε team", "ε agent (conditional)", "ε teammate", "team spent", "agent spent"),
             *("exposure bound", "exposure", "updates", "lost in crashes"),
         ],
         [
@@ -78,4 +81,4 @@ def main(
             for row in rows
         ],
     )
-    typer.echo(MEANING)
+    typer.echo(f"{MEANING}\n\n{randomness.MEANING[source]}")

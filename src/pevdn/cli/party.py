@@ -102,5 +102,5 @@ def line(report: dict[str, Any]) -> str:
     if report.get("win_rate") is not None:
         parts.append(f"win rate {report['win_rate']:.2f}")
     if report.get("epsilon_team") is not None:
-        parts.append(f"ε agent {report['epsilon_agent']:.2f} team {report['epsilon_team']:.2f}")
+        parts.append(f"ε team {report['epsilon_team']:.2f}")
     return " · ".join(parts)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import typer
+
 from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(as_json: Json = False) -> None:
-    """List the presets of `pevdn train --preset`, with the ε that they plan for three agents."""
+    """List the presets of `pevdn train --preset`, with the ε that they plan for their agents."""
     from pevdn.experiment import presets
     from pevdn.privacy.planner import Plan
 
     rows = []
     for preset in presets.PRESETS.values():
-        plan = Plan.of(presets.configure(None, preset=preset.name), agents=3)
+        plan = Plan.of(presets.configure(None, preset=preset.name), preset.agents)
         rows.append(
             {
                 "name": preset.name,
                 "algorithm": preset.algorithm,
-                "view": preset.view,
-                "epsilon_agent": plan.epsilon("agent"),
+                "agents": preset.agents,
                 "epsilon_team": plan.epsilon("team"),
+                "epsilon_agent": plan.epsilon("agent"),
                 "delta": plan.delta,
                 "steps": preset.steps,
                 "settings": dict(preset.settings),
@@ -30,16 +32,17 @@ def main(as_json: Json = False) -> None:
         print_json(rows)
         return
     print_table(
-        ["preset", "made for", "ε agent", "ε team", "steps", "what it is"],
+        ["preset", "ε team", "δ", "ε agent (conditional)", "steps", "what it is"],
         [
             [
                 row["name"],
-                row["view"],
-                f"{row['epsilon_agent']:.2f}",
                 f"{row['epsilon_team']:.2f}",
+                f"{row['delta']:g}",
+                f"{row['epsilon_agent']:.2f}",
                 f"{row['steps']:,}",
                 row["about"],
             ]
             for row in rows
         ],
     )
+    typer.echo(f"For {presets.AGENTS} agents. ε team is proven, ε agent is not (docs/privacy.md).")

@@ -48,7 +48,7 @@ def main(
         "out": str(out),
         "bytes": out.stat().st_size,
         "world": recording.world,
-        "seed": recording.seed,
+        **({"seed": recording.seed} if recording.lane is None else {"lane": recording.lane}),
         "model": model,
         "episode": episode,
         "drawn_as": recording.scene["kind"],

@@ -59,7 +59,7 @@ def _show(document: dict[str, Any]) -> None:
     from pevdn.experiment.reproduction import text
 
     print_table(
-        ["arm", "model", "win rate [95 %]", "paper", "of VDN", "ε agent", "ε team"],
+        ["arm", "model", "win rate [95 %]", "paper", "of VDN", "ε team", "ε agent*"],
         [
             [
                 row["arm"],
@@ -67,12 +67,14 @@ def _show(document: dict[str, Any]) -> None:
                 text.rate(row, "win_rate", ".2f"),
                 f"{row['paper']['win_rate']:.2f}" if "paper" in row else text.NONE,
                 text.rate(row, "share_of_vdn", ".0%").partition(" ")[0],
-                text.epsilon(row, "epsilon_agent"),
                 text.epsilon(row, "epsilon_team"),
+                text.epsilon(row, "epsilon_agent"),
             ]
             for row in document["rows"]
         ],
     )
+    if any("epsilon_team" in row for row in document["rows"]):
+        typer.echo("* conditional; only ε team is proven (docs/privacy.md)")
     for name, reason in document["refused"].items():
         typer.echo(textwrap.fill(f"{name}: {reason}", 80))
     for sentence in document["words"]:

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps
+from pevdn.cli.keys import (
+    Algorithm,
+    Assignments,
+    Env,
+    Mode,
+    Patience,
+    Preset,
+    Steps,
+    warn_of_delta,
+)
 from pevdn.cli.output import Json, print_json
 from pevdn.cli.party import line
 
@@ -43,8 +52,10 @@ def up(
     local = _local()
     settings = config.parse_assignments(assignments or [])
     wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
+    presets.check_team(preset, settings, wanted)
     folder = out or Path("runs") / f"team-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     roster = local.make(folder, wanted, mode, patience, seed is not None)
+    warn_of_delta(wanted, len(roster.parties))
     typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
     found = local.up(roster, _Screen())
     show(found, as_json)

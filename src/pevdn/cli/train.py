@@ -57,6 +57,7 @@ def main(
     if epsilon_budget is not None:
         settings["epsilon_budget"] = epsilon_budget
     wanted = presets.configure(algorithm, env, steps, seeds, seed, settings, preset)
+    presets.check_team(preset, settings, wanted)
     show(run.begin(wanted, out, observer(), devices), as_json)
 
 

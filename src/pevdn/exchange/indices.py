@@ -20,10 +20,13 @@ def uniform(key: Array, filled: Array, capacity: int, batch_size: int) -> Array:
 def poisson(key: Array, filled: Array, capacity: int, rate: float) -> Array:
     """Each filled slot independently with probability q = `rate`, the rest scratch; (capacity,).
 
-    A sample of any size fits, so that nothing is dropped and the sampling stays Poisson.
+    A sample of any size fits, so that nothing is dropped and the sampling stays Poisson. The
+    probability is q rounded down to a multiple of 2⁻³², never above what is accounted for.
     """
     slots = jnp.arange(capacity)
-    sampled = (jax.random.uniform(key, (capacity,)) < rate) & (slots < filled)
+    sampled = slots < filled
+    if rate < 1:
+        sampled &= jax.random.bits(key, (capacity,), jnp.uint32) < jnp.uint32(int(rate * 2**32))
     return jnp.where(sampled, slots, capacity)
 
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pevdn.errors import UsageError
 from pevdn.exchange import Opened
 
 FULL = 2**32
@@ -31,9 +32,25 @@ class Code(NamedTuple):
     precision: int = 5  # decimal places kept
     modulus: int = FULL  # p
 
+    def most(self, n_agents: int) -> int:
+        """The largest encoded |m_i|, a whole number, for which n of them cannot wrap around.
+
+        A lone agent gets the room of two, so that 32 bits hold what is checked against it.
+        """
+        return (self.modulus - 1) // 2 // max(2, n_agents)
+
     def limit(self, n_agents: int) -> float:
-        """The largest |m_i| for which the sum of n messages cannot wrap around."""
-        return self.modulus / (2 * n_agents * 10**self.precision)
+        """The same as a real number: a larger |m_i| is rounded to more than `most`."""
+        return (self.most(n_agents) + 0.5) / 10**self.precision
+
+    def checked(self, n_agents: int) -> Code:
+        """The same, or one sentence if it carries no message but 0."""
+        if self.most(n_agents) == 0:
+            raise UsageError(
+                f"modulus is {self.modulus}, but the sum of {n_agents} agents' messages needs at "
+                f"least {2 * max(2, n_agents) + 1}; raise it."
+            )
+        return self
 
 
 def add(a: Array, b: Array, modulus: int) -> Array:
@@ -52,15 +69,39 @@ def negate(a: Array, modulus: int) -> Array:
     return jnp.where(a == 0, a, jnp.uint32(modulus) - a)
 
 
-def encode(x: Array, code: Code) -> Array:
-    """eq. (10): the integer nearest to 10^PRECISION · x, modulo p.
+def whole_units(x: Array, code: Code) -> Array:
+    """The integer nearest to 10^PRECISION · x, as int32. |10^PRECISION · x| must be below 2³¹.
 
     Whole and fractional part are scaled apart, so that large values keep all their decimals
-    (one float32 product would round a value of 5,000 to the nearest 0.0005). x must be in range.
+    (one float32 product would round a value of 5,000 to the nearest 0.0005).
     """
     whole = jnp.trunc(x)
     scale = 10**code.precision
-    units = whole.astype(jnp.int32) * scale + jnp.rint((x - whole) * scale).astype(jnp.int32)
+    return whole.astype(jnp.int32) * scale + jnp.rint((x - whole) * scale).astype(jnp.int32)
+
+
+def fits(messages: Array, code: Code, n_agents: int) -> Array:
+    """Where the sum of n messages of this size cannot wrap around; (...) bool, false for NaN."""
+    inside = jnp.abs(messages) < code.limit(n_agents) + 1  # NaN is not
+    units = whole_units(jnp.where(inside, messages, 0.0), code)
+    return inside & (jnp.abs(units) <= code.most(n_agents))
+
+
+def saturate(messages: Array, code: Code, n_agents: int) -> Array:
+    """The messages with NaN as 0 and all that is too large as the largest that fits.
+
+    With differential privacy a message must not stop training: that it was too large would become
+    known, without noise.
+    """
+    largest = code.most(n_agents) / 10**code.precision
+    # One float32 below, so that the bound itself is not rounded up.
+    bound = jnp.nextafter(jnp.float32(largest), jnp.float32(0))
+    return jnp.clip(jnp.where(jnp.isnan(messages), 0.0, messages), -bound, bound)
+
+
+def encode(x: Array, code: Code) -> Array:
+    """eq. (10): the integer nearest to 10^PRECISION · x, modulo p. x must be in range."""
+    units = whole_units(x, code)
     magnitude = jnp.abs(units).astype(jnp.uint32)
     return jnp.where(units < 0, negate(magnitude, code.modulus), magnitude)
 
@@ -96,17 +137,20 @@ def reconstruct(shares: Array, modulus: int) -> Array:
 
 
 def refused(messages: Array, code: Code) -> Array:
-    """The largest |m_i| outside ±p/(2·N·10^PRECISION), infinity for NaN, 0 if all are inside."""
+    """The largest |m_i| of messages (N, ...) that does not fit, infinity for NaN, 0 if all do."""
     size = jnp.nan_to_num(jnp.abs(messages), nan=jnp.inf, posinf=jnp.inf)
-    return jnp.max(jnp.where(size >= code.limit(messages.shape[0]), size, 0.0))
+    return jnp.max(jnp.where(fits(messages, code, messages.shape[0]), 0.0, size))
 
 
-def secret_shared(key: Array, messages: Array, code: Code) -> Opened:
-    """Σ m_i for messages (N, ...). A message that does not fit is reported, never wrapped.
+def secret_shared(key: Array, messages: Array, code: Code, saturating: bool = False) -> Opened:
+    """Σ m_i for messages (N, ...). One that does not fit is never wrapped.
 
-    When something was refused the total means nothing, and the caller must not use it.
+    It is reported, and then the total means nothing and the caller must not use it; or, if
+    `saturating`, it counts as the largest that fits, and nothing is reported.
     """
     n = messages.shape[0]
+    if saturating:
+        messages = saturate(messages, code, n)
     encoded = encode(messages, code)
     keys = jax.random.split(key, n)
     # (sender, receiver, ...): agent i splits its own message and hands share j to agent j.
@@ -114,4 +158,5 @@ def secret_shared(key: Array, messages: Array, code: Code) -> Opened:
     # Each receiver j adds up the shares it holds, and broadcasts that partial sum.
     partial_sums = reconstruct(shares, code.modulus)
     total = decode(reconstruct(partial_sums, code.modulus), code)
-    return Opened(jnp.broadcast_to(total, messages.shape), refused(messages, code))
+    worst = jnp.zeros(()) if saturating else refused(messages, code)
+    return Opened(jnp.broadcast_to(total, messages.shape), worst)

@@ -3,7 +3,7 @@
 A checkpoint is written beside the old one and renamed into place; what a kill left half written
 is cleared away. Replay buffers are saved up to the last slot ever written. A seal over its files
 shows damage, and the configuration's fingerprint travels along, so that the checkpoint of another
-run is refused.
+run is refused. No file names the place where it was written.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pevdn.agent.learning import Learner
 from pevdn.errors import PevdnError
 from pevdn.experiment.config import Config, fingerprint
 from pevdn.experiment.run import Progress
+from pevdn.privacy.randomness import generator
 from pevdn.runtime.host import HostSimulation
 from pevdn.runtime.simulation import Simulation, State
 
@@ -34,6 +35,10 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life sto
 
 OVERHEAD = 2**20  # bytes of disk, more than orbax's own files take
 SEAL = "seal.sha256"  # the file of a checkpoint that vouches for all others
+COMMITTED = "commit_success.txt"  # written by orbax, which puts the absolute path into it
+
+# What `forget` keeps of the counters; all others are zeroed, random keys among them.
+KEPT = {"env_steps", "episodes", "updates", "exposure", "exhausted", "anchored", "threshold"}
 
 
 class _FilesHandler(ocp.CheckpointHandler):
@@ -68,6 +73,13 @@ class Checkpoints:
                 read_only=read_only,
             ),
         )
+        if not read_only:  # a kill just before sealing has left these as orbax wrote them
+            for number in self._manager.all_steps():
+                if not (self._folder(number) / SEAL).exists():
+                    _remove_paths(self._folder(number))
+
+    def _folder(self, number: int) -> Path:
+        return self.directory / str(number)
 
     @property
     def latest(self) -> int | None:
@@ -93,6 +105,9 @@ class Checkpoints:
                 {**dataclasses.asdict(progress), "fingerprint": fingerprint(self.config)}
             ),
         )
+        self._write(number, args)
+
+    def _write(self, number: int, args: ocp.args.Composite) -> None:
         try:
             self._manager.save(number, args=args)
         except Exception as problem:  # tensorstore hides what the system said in its message
@@ -100,17 +115,64 @@ class Checkpoints:
             if code is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
-        _seal(self.directory / str(number))
+        _remove_paths(self._folder(number))
+        _seal(self._folder(number))
+
+    def forget(self) -> None:
+        """Keep of the newest checkpoint what it takes to act, and nothing else of any.
+
+        The stored episodes are left out of a new checkpoint; optimiser state and random keys are
+        zeros in it. The others are deleted once it is on the disk, so that after a kill the newest
+        one is whole, and calling this again finishes the work.
+        """
+        found = self._read("learners", "counters", "progress")
+        if not found["progress"].get("forgotten"):
+            learners = {
+                name: np.zeros_like(x) if name.split(".")[1] == "optimiser" else np.asarray(x)
+                for name, x in found["learners"].items()
+            }
+            counters = {
+                name: np.asarray(x) if name in KEPT else np.zeros_like(x)
+                for name, x in found["counters"].items()
+            }
+            self._need_room(sum(x.nbytes for x in (*learners.values(), *counters.values())))
+            args = ocp.args.Composite(
+                learners=ocp.args.StandardSave(learners),
+                counters=ocp.args.StandardSave(counters),
+                progress=ocp.args.JsonSave({**found["progress"], "forgotten": True}),
+            )
+            assert self.latest is not None  # it has just been read
+            self._write(self.latest + 1, args)
+        newest = self.latest
+        assert newest is not None
+        if not (self._folder(newest) / SEAL).exists():  # a kill came just before
+            _seal(self._folder(newest))
+        os.sync()
+        for number in self._manager.all_steps():
+            if number != newest:
+                self._manager.delete(number)
 
     def _need_room(self, size: int) -> None:
         """Ask first: when a write fails halfway, orbax's threads print a traceback each."""
         if shutil.disk_usage(self.directory).free < size + OVERHEAD:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def _forgotten(self) -> bool:
+        step = self.latest
+        if step is None or (self._folder(step) / "replays").exists():
+            return False
+        return bool(self._read("progress")["progress"].get("forgotten"))
+
     def restore(self, simulation: Simulation) -> tuple[State, Progress]:
         """The newest state of the run, exactly as it was saved, in the machine's own memory."""
+        if self._forgotten():
+            raise PevdnError(
+                f"{self.directory.parent} has forgotten its stored episodes, optimiser state and "
+                "random keys (`pevdn forget`), so that it cannot be trained further; what it has "
+                "learnt can still be evaluated, replayed, exported and published."
+            )
         found = self._read("learners", "replays", "counters", "progress", simulation=simulation)
-        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        template = _parts(simulation.like())
         state = State(
             self._rebuild(found["learners"], template.learners),
             self._rebuild(found["replays"], template.replays),
@@ -122,7 +184,7 @@ class Checkpoints:
     def restore_learners(self, simulation: Simulation) -> tuple[tuple[Learner, ...], jax.Array]:
         """Only what the agents learnt, and which lanes have an anchor (S,): enough to act."""
         found = self._read("learners", "counters", "progress")
-        template = _parts(jax.eval_shape(simulation.start, jnp.arange(self.config.seeds)))
+        template = _parts(simulation.like())
         counters = self._rebuild(found["counters"], template.counters)
         learners = self._rebuild(found["learners"], template.learners)
         return jax.tree.map(jnp.asarray, (learners, counters["anchored"]))
@@ -135,7 +197,7 @@ class Checkpoints:
         step = self.latest
         if step is None:
             raise PevdnError(f"{self.directory} holds no complete checkpoint.")
-        folder = self.directory / str(step)
+        folder = self._folder(step)
         if _broken(folder):  # ask first, as with room on the disk
             raise self._damaged(folder, "its files are not what was saved")
         how = {
@@ -173,7 +235,7 @@ class Checkpoints:
                 f"'{name}' is missing or of another shape; train anew."
             )
         if is_key:
-            return jax.random.wrap_key_data(jnp.asarray(array))
+            return jax.random.wrap_key_data(jnp.asarray(array), impl=generator(self.config))
         if array.shape == shape:
             return array
         full = np.zeros(shape, leaf.dtype)
@@ -193,6 +255,12 @@ def _digest(folder: Path) -> str:
                 whole.update(str(path.relative_to(folder)).encode())
                 whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()
+
+
+def _remove_paths(folder: Path) -> None:
+    """Orbax asks whether these files exist, and not what is in them."""
+    for file in folder.rglob(COMMITTED):
+        file.write_text("committed")
 
 
 def _seal(folder: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from pevdn.errors import UsageError, unknown
 
 MOST = 2_000_000_000  # whole numbers are 32 bits wide in the compiled program
+STEPS = 400_000  # of a training, unless it is told: as in the paper's experiment
 
 
 def _setting(
@@ -119,7 +120,18 @@ class Settings:
         "arrays: each array of a gradient to its even share of clip_norm, not the whole to it",
         choices=("whole", "arrays"),
     )
-    delta: float = _setting(0.0, "δ at which ε is reported; 0: buffer_size^−1.1", 0.0, 0.999999)
+    randomness: str = _setting(
+        "auto",
+        "where noise and minibatches come from: seed (can be repeated), or os (a secret); auto: os "
+        "with DP in worlds outside of JAX and in objects",
+        choices=("auto", "seed", "os"),
+    )
+    delta: float = _setting(
+        0.0,
+        "δ at which ε is reported; 0: 1/(10·steps), a tenth of one over the most episodes",
+        0.0,
+        0.999999,
+    )
     relation: str = _setting(
         "zero-out",
         "neighbouring streams that ε is about",
@@ -193,7 +205,7 @@ ALGORITHMS: dict[str, Algorithm] = {
                 "reward_cap": 2.0,
                 "network": "entities",
                 "hidden_size": 32,
-                "noise_multiplier": 1.344,
+                "noise_multiplier": 1.71,
                 "clip_norm": 0.2,
                 "average_decay": 0.998,
             },
@@ -228,7 +240,13 @@ class Config:
 
     @property
     def delta(self) -> float:
-        return self.settings.delta or min(0.5, self.settings.buffer_size**-1.1)
+        return self.settings.delta or default_delta(self.steps)
+
+    @property
+    def block_size(self) -> int:
+        """Episodes played between updates: parallel_episodes, up to a multiple of update_every."""
+        s = self.settings
+        return -(-s.parallel_episodes // s.update_every) * s.update_every
 
     @property
     def learning_starts(self) -> int:
@@ -236,6 +254,11 @@ class Config:
         return s.learning_starts or (
             quarter(s.buffer_size) if self.private else s.expected_batch_size
         )
+
+
+def default_delta(episodes: int) -> float:
+    """δ for a stream of at most so many episodes: every episode has a step, or more."""
+    return 1 / (10 * episodes)
 
 
 def quarter(buffer_size: int) -> int:
@@ -252,7 +275,7 @@ def algorithm(name: str) -> Algorithm:
 def make(
     algorithm_name: str,
     env: str = "smax-sc2:3m",
-    steps: int = 400_000,
+    steps: int = STEPS,
     seeds: int = 1,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -349,10 +372,12 @@ def _check_together(config: Config) -> None:
             f"expected_batch_size is {s.expected_batch_size}, but a buffer of buffer_size="
             f"{s.buffer_size} episodes cannot give that many; lower one or raise the other."
         )
-    if max(s.parallel_episodes, s.update_every) > s.buffer_size:
+    if config.block_size > s.buffer_size:
         raise UsageError(
-            f"buffer_size is {s.buffer_size}, but must hold the episodes played between updates: "
-            f"parallel_episodes={s.parallel_episodes}, update_every={s.update_every}."
+            f"buffer_size is {s.buffer_size}, but {config.block_size} episodes are played before "
+            f"their updates are made (parallel_episodes={s.parallel_episodes}, rounded up to a "
+            f"multiple of update_every={s.update_every}), and the buffer must hold all of them; "
+            "raise buffer_size, or lower the other two."
         )
     if config.learning_starts > s.buffer_size:
         raise UsageError(
@@ -386,6 +411,8 @@ def fingerprint(config: Config) -> str:
     values = dataclasses.asdict(config)
     if config.settings.buffer == "device":  # as it was before there was a choice
         del values["settings"]["buffer"]
+    if config.settings.randomness != "os":
+        del values["settings"]["randomness"]
     for name in ("envs", "world_timeout"):  # how it is played, not what
         del values["settings"][name]
     text = json.dumps(values, sort_keys=True)

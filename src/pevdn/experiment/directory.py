@@ -1,5 +1,9 @@
 """The directory of a run: everything about it, and nothing ever half written.
 
+It has mode 0700, because checkpoints hold raw training episodes; `pevdn publish` copies what may
+be handed out.
+
+README.md        what each file is, and what may be published
 config.yaml      what was asked for
 world.json       what agents see and do, if the world is outside of JAX or was an object
 metrics.jsonl    one line per seed and evaluation, written as it goes
@@ -106,6 +110,26 @@ def refuse_taken(path: Path) -> None:
         )
     if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
         raise UsageError(f"{path} is not empty; choose another --out.")
+
+
+def make_private(path: Path) -> None:
+    """Make a directory that its owner alone can enter: mode 0700, whatever the umask.
+
+    A directory that exists and is empty gets that mode as well. One that holds something, and
+    parents that exist, are left as they are.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        if any(file.name != ".lock" for file in path.iterdir()):
+            return
+    try:
+        path.chmod(0o700)
+    except PermissionError as problem:
+        raise PevdnError(
+            f"{path} cannot be closed to other users (chmod 700: {problem.strerror}); choose "
+            "a directory of your own with --out."
+        ) from None
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 A file holds one agent's own parameters and some facts about them. Nothing of its teammates is in
 it, no optimiser state, no episode, and no seed or path of where it was trained. docs/export.md has
-names, shapes and facts; examples/play_exported.py plays files of both formats.
+names, shapes and facts; examples/play_exported.py plays files of both formats. Of a private run
+the file may be published; the run's directory may not, and `pevdn publish` copies what may.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ PROMISE = (
     "sums, and evaluation episodes{anchor}."
 )
 ANCHOR = ", whose results chose anchors in this training"
+MAY = (
+    "This file may be published under the ε in it, as long as the random numbers of the training "
+    "stay secret. The directory of the run may not: it holds raw training episodes and random "
+    "keys. `pevdn publish RUN --out DIR` copies what may be handed out."
+)
+MAY_NOT = (
+    "Publish this file only if the training episodes are nobody's secret: it promises nothing "
+    "about them. The directory of the run holds the episodes themselves."
+)
 
 
 class Exported(NamedTuple):
@@ -71,16 +81,7 @@ def export(
     path = Path(out) if out is not None else run.path / f"agent-{agent}.{format}"
     if path.exists() and not force:
         raise UsageError(f"{path} exists; choose another --out, or replace it with --force.")
-    facts = {
-        "pevdn_format": VERSION,
-        "pevdn_version": pevdn.__version__,
-        "algorithm": config.algorithm,
-        "world": config.env,
-        "agent": str(agent),
-        "model": _named(config, model),
-        **about(params),
-        **promise(run, lane),
-    }
+    facts = facts_of(config, agent, model, params, promise(run, lane))
     _write(path, write(params, facts))
     return Exported(path, facts)
 
@@ -139,6 +140,22 @@ def _write(path: Path, content: bytes) -> None:
 # ---- facts --------------------------------------------------------------------------------------
 
 
+def facts_of(
+    config: Config, agent: int, model: str, params: Any, promised: dict[str, str]
+) -> dict[str, str]:
+    """All facts about a policy that its file holds."""
+    return {
+        "pevdn_format": VERSION,
+        "pevdn_version": pevdn.__version__,
+        "algorithm": config.algorithm,
+        "world": config.env,
+        "agent": str(agent),
+        "model": _named(config, model),
+        **about(params),
+        **promised,
+    }
+
+
 def about(params: Any) -> dict[str, str]:
     """Which network these parameters are of, and its sizes: enough to play them."""
     from pevdn.agent import entities, networks
@@ -160,6 +177,7 @@ def about(params: Any) -> dict[str, str]:
 
 def promise(run: Run, lane: int) -> dict[str, str]:
     """What the policy says about its training episodes, from the run's ledger."""
+    from pevdn.privacy import randomness
     from pevdn.privacy.ledger import Ledger
 
     config = run.config
@@ -172,7 +190,17 @@ def promise(run: Run, lane: int) -> dict[str, str]:
     words = PROMISE.format(
         relation=ledger.mechanism.relation, anchor=ANCHOR if config.settings.anchor else ""
     )
-    return {**{name: str(x) for name, x in guaranteed._asdict().items()}, "privacy": words}
+    source = randomness.source(config)
+    return {
+        **{name: str(x) for name, x in guaranteed._asdict().items()},
+        "randomness": source,
+        "privacy": f"{words} {randomness.MEANING[source]}",
+    }
+
+
+def advice(facts: dict[str, str]) -> str:
+    """Whether a policy with these facts, and the run that it comes from, may be published."""
+    return MAY if "epsilon_team" in facts else MAY_NOT
 
 
 # ---- formats ------------------------------------------------------------------------------------

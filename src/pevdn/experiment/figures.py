@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.experiment.report import MODELS, by_seed, column
 
 if TYPE_CHECKING:
+    from pevdn.experiment.config import Config
     from pevdn.experiment.directory import Run
 
 Series = list[tuple[float, float]]
@@ -27,12 +28,18 @@ def mean_curve(lines: Sequence[dict[str, Any]], name: str) -> Series:
 
 def draw_curve(run: Run) -> Path:
     """curve.png: the win rate of each seed, and their mean, against environment steps."""
+    path = run.path / "curve.png"
+    draw_lines(run.config, run.metrics, path)
+    return path
+
+
+def draw_lines(config: Config, lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """The same, from lines as metrics.jsonl has them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    config, lines = run.config, run.metrics
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for curve in by_seed(lines).values():
@@ -51,13 +58,12 @@ def draw_curve(run: Run) -> Path:
     title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
     if config.private:
         last = [curve[-1] for curve in by_seed(lines).values()]
-        agent, team = (max(x[f"epsilon_{v}"] for x in last) for v in ("agent", "team"))
-        title += f"\nε agent {agent:.2f}, ε team {team:.2f} at δ = {config.delta:.2g}"
+        team, agent = (max(x[f"epsilon_{v}"] for x in last) for v in ("team", "agent"))
+        delta = last[0]["delta"]
+        title += f"\nε team {team:.2f}, ε agent {agent:.2f} (conditional) at δ = {delta:.2g}"
     axes.set(title=title, xlabel="environment steps", ylabel="win rate", ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
-    path = run.path / "curve.png"
     figure.savefig(path, dpi=150)
-    return path
 
 
 def text_curve(points: Series, width: int = 60, height: int = 8) -> str:

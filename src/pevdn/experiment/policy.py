@@ -95,8 +95,6 @@ def load(run: Run | str | Path, *, seed: int | None = None, model: str = "best")
     `model` is `running` (the newest parameters), `average`, `anchor`, or `best`: the anchor if
     there is one, else the average if one is kept.
     """
-    import jax
-
     params, team = team_parameters(run, model)
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
@@ -104,12 +102,18 @@ def load(run: Run | str | Path, *, seed: int | None = None, model: str = "best")
     if not config.seed <= seed < config.seed + config.seeds:
         last = config.seed + config.seeds - 1
         raise UsageError(f"seed is {seed}, but {run.path} has seeds {config.seed} to {last}.")
-    lane = seed - config.seed
-    agents: dict[int, AgentPolicy] = {}
+    return Policy([AgentPolicy(own) for own in of_lane(params, team, seed - config.seed)])
+
+
+def of_lane(params: tuple[Any, ...], team: Any, lane: int) -> list[Any]:
+    """Every agent's own parameters, from those by kind (S, N, ...)."""
+    import jax
+
+    agents: dict[int, Any] = {}
     for kind, of_kind in zip(team.kinds, params, strict=True):
         for n, i in enumerate(kind.members):
-            agents[i] = AgentPolicy(jax.tree.map(lambda x, n=n: x[lane, n], of_kind))
-    return Policy([agents[i] for i in range(len(team))])
+            agents[i] = jax.tree.map(lambda x, n=n: x[lane, n], of_kind)
+    return [agents[i] for i in range(len(team))]
 
 
 def team_parameters(run: Run | str | Path, model: str) -> tuple[tuple[Any, ...], Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn import __version__
 from pevdn.experiment.config import Config
+from pevdn.privacy import randomness
 from pevdn.privacy.accounting import RELATIONS
 
 if TYPE_CHECKING:
@@ -41,10 +42,11 @@ def guarantee(config: Config) -> str:
         "the run because of its results. "
         "epsilon_team holds against an outsider who sees all agents act or their parameters, and "
         "so against any who sees fewer. epsilon_agent is the loss through one agent's own updates "
-        "with its teammates' contributions held fixed. A teammate gets no differential privacy: it "
-        "sees the opened sums before any noise, and knows the indices. Not covered: evaluation "
-        "episodes, the choice of settings, the team's reward, lengths and timing, and any other "
-        "training on a copy of this run."
+        "with its teammates' contributions held fixed: it is conditional, and in general no bound. "
+        "A teammate gets no differential privacy: it sees the opened sums before any noise, and "
+        "knows the indices. Not covered: evaluation episodes, the choice of settings, the team's "
+        "reward, lengths and timing, and any other training on a copy of this run. "
+        + randomness.MEANING[randomness.source(config)]
     )
 
 
@@ -129,7 +131,8 @@ def summarise(
         summary["epsilon_agent_spent"] = max(x.epsilon_agent for x in spent)
         summary["epsilon_team_spent"] = max(x.epsilon_team for x in spent)
         summary["epsilon_teammate"] = None
-        summary["delta"] = config.delta
+        summary["delta"] = ledger.mechanism.delta
+        summary["randomness"] = randomness.source(config)
         summary["guarantee"] = guarantee(config)
         if config.settings.epsilon_budget:
             summary["epsilon_budget"] = config.settings.epsilon_budget
@@ -169,7 +172,7 @@ def describe(summary: dict[str, Any]) -> str:
     if "epsilon_team" in summary:
         lines.append(
             f"privacy  ε team {summary['epsilon_team']:.2f}, "
-            f"ε agent {summary['epsilon_agent']:.2f}, teammate none, at "
+            f"ε agent {summary['epsilon_agent']:.2f} (conditional), teammate none, at "
             f"δ = {summary['delta']:.2g} (spent so far: team {summary['epsilon_team_spent']:.2f}, "
             f"agent {summary['epsilon_agent_spent']:.2f}): {summary['guarantee']}"
         )

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.experiment import config as configuration
-from pevdn.experiment import directory, presets
+from pevdn.experiment import directory, presets, readme
 from pevdn.experiment import world as environment
 from pevdn.experiment.config import Config
 from pevdn.experiment.directory import Run
 from pevdn.experiment.progress import Moment, Observer, Silent
+from pevdn.privacy import randomness, secret
 
 if TYPE_CHECKING:
     from pevdn.experiment.checkpoint import Checkpoints
@@ -53,13 +54,15 @@ def train(
     """Train a team for each of `seeds` seeds, starting at `seed`, and return the finished run.
 
     Settings are those that `pevdn config` lists, by name: `train("pe-vdn-c", noise_multiplier=2)`.
-    They win over those of a `preset`. `steps` are the preset's, or 400,000, unless given. Seeds are
+    They win over those of a `preset`, which is for a number of agents, unless noise_multiplier is
+    given as well. `steps` are the preset's, or 400,000, unless given. Seeds are
     shared evenly by so many `devices`, or by "all" of the machine's. `env` is the id of a world, or
     an object that `pevdn.worlds.adopt` makes one of.
     """
     given = None if isinstance(env, str) else environment.find(env)
     name = env if given is None else given.name
     config = presets.configure(algorithm, name, steps, seeds, seed, settings, preset)
+    presets.check_team(preset, settings, config, None if given is None else len(given.agents))
     return begin(config, out, observer, devices, given)
 
 
@@ -75,6 +78,7 @@ def begin(
     Its name has to be the configuration's `env`.
     """
     world = environment.find(config.env) if given is None else given
+    config = _with_randomness(config, world, given is not None)
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
     run, observer = Run(path), observer or Silent()
@@ -84,12 +88,18 @@ def begin(
             f"a step's reward counts for {cap:g} at most (reward_cap, chosen on SMAX); set "
             "reward_cap=0 if larger ones are not rare here."
         )
+    if config.private:
+        from pevdn.privacy import planner
+
+        if (note := planner.large_delta(planner.Plan.of(config, len(world.agents)))) is not None:
+            observer.note(note)
     with directory.disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        directory.make_private(path)
         with directory.lock(path):
             directory.refuse_taken(path)  # again: it takes a while to get here
             environment.keep(path, world, given is not None)
             directory.write_whole(path / "config.yaml", configuration.to_text(config))
+            readme.leave(path, readme.of_run(config))
             training.go()
     return run
 
@@ -121,6 +131,7 @@ def resume(
     world = environment.again(run, env)
     training = _Training(run, config, world, observer or Silent(), devices)
     with directory.disk_errors(run.path), directory.lock(run.path):
+        readme.leave(run.path, readme.of_run(config))
         training.go(new_noise)
     return run
 
@@ -154,16 +165,30 @@ def _memory_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _with_randomness(config: Config, world: Any, given: bool) -> Config:
+    """The configuration with randomness=auto decided: episodes from outside may be somebody's."""
+    from pevdn.worlds.base import HostedWorld
+
+    if config.settings.randomness != "auto":
+        return config
+    outside = given or isinstance(world, HostedWorld)
+    chosen = "os" if config.private and outside else "seed"
+    return dataclasses.replace(
+        config, settings=dataclasses.replace(config.settings, randomness=chosen)
+    )
+
+
 class _Training:
     """The host's side of a run: calls the compiled program, writes down what comes out."""
 
     def __init__(
         self, run: Run, config: Config, world: Any, observer: Observer, devices: int | str
     ) -> None:
-        from pevdn._platform import cache_compilations
+        from pevdn._platform import cache_compilations, refuse_miscompiling_jaxlib
         from pevdn.runtime.devices import Lanes
         from pevdn.runtime.host import SteppedSimulation, simulation_for
 
+        refuse_miscompiling_jaxlib()
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
         self.simulation = simulation_for(world, config)
@@ -208,10 +233,11 @@ class _Training:
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
+        origins = randomness.origins(self.config, self._secret()) if self._is_new() else None
         if self.config.private:
             self.ledger = self._open_ledger()
-        if self._is_new():
-            self.state = self.lanes.jit(self.simulation.start, self.seeds)(self.seeds)
+        if origins is not None:
+            self.state = self.lanes.jit(self.simulation.start, origins)(origins)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
             self._saved_at = self._lowest()
@@ -221,8 +247,23 @@ class _Training:
         # What was written after the checkpoint will be written again.
         directory.keep_lines(self.run.path / "metrics.jsonl", self.progress.metrics_lines)
 
+    def _secret(self) -> bytes | None:
+        """What the random numbers of a run that begins follow from, if not from its seed."""
+        from pevdn.privacy.ledger import Ledger
+
+        if randomness.source(self.config) == "seed":
+            return None
+        path = self.run.path / secret.FILE
+        if not path.exists() and Ledger.begun(self.run.path):
+            raise PevdnError(
+                f"{path} is missing, so that what was lost in a crash can be neither repeated nor "
+                "given up; restore it, or train anew."
+            )
+        return secret.load_or_create(path)
+
     def _open_ledger(self) -> Ledger:
         """The ledger of the run; a new one only if nothing was ever reserved."""
+        from pevdn.privacy import accounting
         from pevdn.privacy.ledger import Ledger
         from pevdn.privacy.planner import Plan
 
@@ -231,6 +272,7 @@ class _Training:
         if not fresh or Ledger.begun(path):
             return Ledger.read(path, run)
         plan = Plan.of(self.config, len(self.simulation.team))
+        accounting.check_size(self.simulation.parameters, plan.exposure)
         facts = (plan.mechanism, self.config.seeds, plan.exposure, self.affordable)
         return Ledger.begin(path, run, *facts)
 
@@ -240,26 +282,31 @@ class _Training:
 
         ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
         if ledger.note_copy():
+            then = (
+                "Train only one of the two, or resume one with --new-noise, so that both do not "
+                "use the same noise."
+            )
+            if randomness.source(self.config) == "os":
+                new_noise = True  # on other episodes the same noise would show their difference
+                then = "It draws new random numbers, so that its noise is not the original's."
             self.observer.note(
                 f"this is a copy of a run ({self.run.path / FILE} began as another file): what it "
                 "trains from here on is one more spend of the same episodes, and the original's "
-                "ledger does not know of it. Train only one of the two, or resume one with "
-                "--new-noise, so that both do not use the same noise."
+                f"ledger does not know of it. {then}"
             )
         if new_noise:
             ledger.renew()
 
     def _compile(self) -> None:
-        import jax
-
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
-        state = jax.eval_shape(self.simulation.start, self.seeds)
+        state = self.simulation.like()
         params = tuple(learner.params for learner in state.learners)
-        evaluation = self.simulation.prepare_evaluation(params, state.key, self.lanes.jit)
+        keys = evaluation_keys(self.seeds, 0)
+        evaluation = self.simulation.prepare_evaluation(params, keys, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluate = pool.submit(evaluation)
-            self.advance = self.simulation.compile(self.seeds, self.lanes.jit)
+            self.advance = self.simulation.compile(self.lanes.jit)
             self.evaluate = evaluate.result()
         self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
         self.compile_seconds = time.monotonic() - began
@@ -421,6 +468,8 @@ class _Training:
         """What buffers in host memory will take shows only while they fill up."""
         import numpy as np
 
+        if self.config.private:  # how far episodes can be packed tells of them
+            return
         held, room = self.simulation.host_bytes, machine_memory()
         if held <= 0.8 * room:
             return
@@ -617,10 +666,9 @@ def machine_memory() -> int:
 def _check_memory(simulation: Any, devices: int) -> None:
     """Say so before the machine starts to swap; buffers in host memory are watched as they grow."""
     import jax
-    import jax.numpy as jnp
 
     config = simulation.config
-    shapes = jax.eval_shape(simulation.start, jnp.arange(config.seeds)).replays
+    shapes = simulation.like().replays
     needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     device = jax.local_devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")

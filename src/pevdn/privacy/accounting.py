@@ -26,15 +26,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pevdn.errors import UsageError, unknown
+from pevdn.privacy import gaussian
 
 RELATIONS = {
     "zero-out": "the episode is empty in one of the two streams, for the whole team",
     "add-or-remove": "the episode never happened in one of the two streams",
     "replace-one": "another episode stands in its place, or another record of one agent",
 }
-VIEWS = ("agent", "team")
+VIEWS = ("team", "agent")  # the proven one first
 NO_NOISE = 0.05  # below this multiplier ε is in the hundreds at once, and called infinite
 ORDERS = [*(1 + x / 4 for x in range(1, 44)), *range(12, 64)]  # of Rényi divergence
+# The program's noise is not a real Gaussian, but close enough to one to say by how much
+# (docs/privacy.md, "Whole numbers"; `pevdn.privacy.gaussian`).
+EXACTNESS = 1 - 2.0**-17  # a Gaussian of so much less deviation gives away no less
+COORDINATES = 2.0**36  # more numbers than any training noises while one episode is in the buffer
+DISTANCE = COORDINATES * gaussian.DISTANCE  # in total variation, of all their noise together
 TEAMMATE = (
     "none: a teammate sees every opened team error before any noise and knows the indices; only "
     "the secure sum protects an agent from it, and with two agents the sum gives the other away"
@@ -125,11 +131,11 @@ class Steps(NamedTuple):
 
     @property
     def event(self) -> Any:
-        """The same for `dp-accounting`."""
+        """The same for `dp-accounting`, with as much noise as the program's is certain to have."""
         import dp_accounting as dp
 
-        gaussian = dp.GaussianDpEvent(self.noise_multiplier)
-        step = dp.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+        noise = dp.GaussianDpEvent(self.noise_multiplier * EXACTNESS)
+        step = dp.PoissonSampledDpEvent(self.sampling_rate, noise)
         return dp.SelfComposedDpEvent(step, self.updates)
 
 
@@ -171,7 +177,33 @@ def composed(
         ledger = PLDAccountant(neighbours, value_discretization_interval=interval * coarseness)
     for some in made:
         ledger.compose(some.event)
-    return float(ledger.get_epsilon(delta))
+    return at_delta(ledger, delta)
+
+
+def check_size(parameters: int, exposure: int) -> None:
+    """One sentence if more numbers are noised than the accountant's error is stated for."""
+    if parameters * exposure > COORDINATES:
+        raise UsageError(
+            f"a team of {parameters:,} parameters that makes up to {exposure:,} private updates "
+            f"with one episode noises more than the {COORDINATES:.2g} numbers that ε is proven "
+            "for; lower hidden_size or buffer_size, or raise update_every."
+        )
+
+
+def at_delta(ledger: Any, delta: float) -> float:
+    """ε(δ) of an account, with what the distance of the noise from a Gaussian takes of δ.
+
+    If a mechanism is (ε, δ′)-private and each of its two laws is within d of another one's in
+    total variation, the other mechanism is (ε, δ′ + (1 + e^ε) · d)-private.
+    """
+    found = float(ledger.get_epsilon(delta))
+    if not math.isfinite(found):
+        return found
+    taken = (1 + math.exp(min(found + 1, 700))) * DISTANCE
+    if taken > delta / 2:
+        return math.inf
+    exact = float(ledger.get_epsilon(delta - taken))
+    return exact if exact <= found + 1 else math.inf
 
 
 def renyi(orders: Sequence[float]) -> Any:

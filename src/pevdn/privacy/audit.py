@@ -121,13 +121,13 @@ def audit(
     settings: Mapping[str, Any] | None = None,
     scaled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Audit the claims of a recipe in the agent view, and what each means in the team view.
+    """Audit the claims of a recipe in the team view, and its figures in the agent view.
 
-    `settings` are the recipe: those of training, and so is the default of `delta`. `scaled` stand
-    in for some of them, and SMALL for those it does not name. With a noise multiplier among them
-    its ε is the claim; otherwise `epsilons` are, each with the noise that it takes. `trials` is how
-    many with the canary, and as many without. All bounds of the document hold at once with its
-    confidence.
+    `settings` are the recipe: those of training. `scaled` stand in for some of them, and SMALL for
+    those it does not name. `delta` is the recipe's, or buffer_size^−1.1: a trial has no more
+    episodes than its buffer. With a noise multiplier among them its ε is the claim; otherwise noise
+    is chosen for these `epsilons` of the agent view. `trials` is how many with the canary, and as
+    many without. All bounds of the document hold at once with its confidence.
     """
     given = {**SMALL, **(settings or {}), **(scaled or {})}
     trials = number("trials", trials, int, 100, 1_000_000)
@@ -147,6 +147,8 @@ def audit(
         return configuration.make("pe-vdn-c", world.name, seed=seed, settings={**values, **changes})
 
     base, rows = made(given, **ALWAYS, **({} if delta is None else {"delta": delta})), []
+    if base.settings.delta == 0:
+        base = made(given, **ALWAYS, delta=min(0.5, base.settings.buffer_size**-1.1))
     differs = instead(made(settings or {}).settings, base.settings)
     chosen = dataclasses.asdict(base.settings)
     plan = planner.Plan.of(base, n_agents)
@@ -166,7 +168,8 @@ def audit(
             claim.sampling_rate, noise, n_agents if bug.root_n else 1, claim.delta
         )
         show.note(
-            f"ε {mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
+            f"ε team {mechanism.epsilon(plan.exposure, 'team'):.2f}, agent "
+            f"{mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
             f"compiling, then {trials:,} trials with the canary and {trials:,} without, of "
             f"{plan.exposure} updates"
         )
@@ -282,11 +285,6 @@ def _scores(
     for own, slot in zip(jax.random.split(jax.random.key(seed), rounds), slots, strict=True):
         keys = jax.random.split(own, (updates, lanes, 4))
         scores, state = run(fresh, canary, keys, jnp.asarray(slot))
-        if float(state.refused.max()) > 0:
-            raise PevdnError(
-                f"a message of {float(state.refused.max()):g} did not fit into the exchange; lower "
-                "precision or raise modulus."
-            )
         found.append(jax.tree.map(np.asarray, scores))
     every = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
     with_it, without = (jax.tree.map(lambda x, k=k: x[k::2][:trials], every) for k in (0, 1))
@@ -314,7 +312,8 @@ def added(
     one = jax.tree.map(lambda x: x[:, :, None], tuple(canary))
     batches = tuple(each_agent(replay.time_first)(episodes) for episodes in one)
     found, _ = simulation._learn(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
-    return [vectors(gradient) for gradient in found]
+    assert simulation.release is not None  # only private programs are audited
+    return [vectors(gradient) for gradient in simulation.release.as_floats(found)]
 
 
 def vectors(gradient: Any) -> Array:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import UsageError, unknown
-from pevdn.experiment.config import quarter
+from pevdn.experiment.config import STEPS, default_delta, quarter
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import VIEWS, Mechanism
 
@@ -27,6 +27,7 @@ UNLUCKY = 1e-6  # chance that coins exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps
 STEP = 1e-3  # noise multipliers are found to this accuracy, rounded up
 LARGEST_NOISE = 1e4
+VIEW_LABELS = {"team": "team view (proven)", "agent": "agent view (conditional)"}
 COARSE = 8.0  # a grid for searching and drawing: a tenth of the time, ε overstated by some 0.02
 
 
@@ -38,13 +39,14 @@ class Plan:
     batch_size: int = 32
     throughput: float = 1.0
     noise_multiplier: float = 1.0
-    delta: float = 0.0  # 0: buffer_size^−1.1
+    delta: float = 0.0  # 0: a tenth of one over the protected episodes
     agents: int = 3
     relation: str = "zero-out"
     update_every: int = 1
     parallel_episodes: int = 8
     learning_starts: int = 0  # episodes before the first update; 0: a quarter of the buffer
     steps: int | None = None  # environment steps
+    episodes: int | None = None  # protected ones, for δ; None: as many as steps, or as STEPS
 
     def __post_init__(self) -> None:
         for name in ("buffer_size", "batch_size", "agents", "update_every", "parallel_episodes"):
@@ -61,10 +63,11 @@ class Plan:
             raise UsageError(
                 f"noise_multiplier is {self.noise_multiplier:g}, but must be a number, at least 0."
             )
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps is {self.steps}, but must be at least 1.")
+        for name in ("steps", "episodes"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name} is {value}, but must be at least 1.")
         if self.delta == 0:
-            object.__setattr__(self, "delta", min(0.5, self.buffer_size**-1.1))
+            object.__setattr__(self, "delta", default_delta(self.most_episodes))
         self.mechanism.checked()
 
     @classmethod
@@ -84,6 +87,11 @@ class Plan:
             config.learning_starts,
             config.steps,
         )
+
+    @property
+    def most_episodes(self) -> int:
+        """How many episodes are protected, at most: every episode takes a step, or more."""
+        return self.episodes or self.steps or STEPS
 
     @property
     def mechanism(self) -> Mechanism:
@@ -117,8 +125,24 @@ class Plan:
         return self.mechanism.epsilon(self.exposure, view, coarseness=coarseness)
 
 
+def large_delta(plan: Plan) -> str | None:
+    """A note if δ is above a tenth of one over the number of protected episodes.
+
+    A mechanism that publishes every episode with probability δ is (0, δ)-private, so δ has to be
+    small against one over their number.
+    """
+    enough = default_delta(plan.most_episodes)
+    if plan.delta <= enough * (1 + 1e-9):
+        return None
+    return (
+        f"delta is {plan.delta:g}, but should be at most a tenth of one over the number of "
+        f"protected episodes, which can be {plan.most_episodes:,} here: {enough:g} would do "
+        "(delta=0 sets it)."
+    )
+
+
 def report(plan: Plan) -> dict[str, Any]:
-    """ε for each view, by each accountant, with what it rests on."""
+    """ε for each view, the proven one first, by each accountant, with what it rests on."""
     claim, claimed_delta = accounting.theorem_1(
         plan.buffer_size,
         plan.throughput,
@@ -127,8 +151,8 @@ def report(plan: Plan) -> dict[str, Any]:
         plan.delta,
     )
     document: dict[str, Any] = {
-        "epsilon_agent": plan.epsilon("agent"),
         "epsilon_team": plan.epsilon("team"),
+        "epsilon_agent": plan.epsilon("agent"),
         "epsilon_teammate": None,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
@@ -137,7 +161,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "relation": plan.relation,
         "theorem_1_epsilon": claim,
         "theorem_1_delta": claimed_delta,
-        "theorem_1_sound": plan.throughput == 1,
+        "theorem_1_unsound": plan.throughput > 1,  # and of the agent view in any case
         "teammate": accounting.TEAMMATE,
     }
     if plan.relation == "zero-out":
@@ -238,10 +262,10 @@ def draw(plan: Plan, path: Path) -> None:
         (by_batch, "batch_size", batches, plan.batch_size),
     )
     for axes, name, values, here in panels:
-        for view, colour in zip(VIEWS, ("C0", "C3"), strict=True):
+        for view, colour in zip(VIEWS, ("C3", "C0"), strict=True):
             plans = [dataclasses.replace(plan, **{name: value}) for value in values]
             curve = [tried.epsilon(view, COARSE) for tried in plans]
-            axes.plot(values, curve, color=colour, marker=".", label=f"{view} view")
+            axes.plot(values, curve, color=colour, marker=".", label=VIEW_LABELS[view])
         axes.axvline(here, color="0.7", linewidth=1, zorder=0)
         axes.set(xscale="log", yscale="log", xlabel=name)
         axes.grid(alpha=0.3, which="both")

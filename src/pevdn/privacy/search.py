@@ -58,7 +58,7 @@ def best_looked_at(plan: Plan, mean: float, view: str, number: str) -> float | N
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     repeated = RepeatAndSelectDpEvent(seen.event, mean, NUMBERS[number])
-    return float(accounting.renyi(ORDERS).compose(repeated).get_epsilon(plan.delta))
+    return accounting.at_delta(accounting.renyi(ORDERS).compose(repeated), plan.delta)
 
 
 def report(plan: Plan, runs: Sequence[int]) -> list[dict[str, Any]]:

@@ -82,15 +82,15 @@ class HostSimulation(SteppedSimulation):
         for name, rows in self.replays.items():
             rows.load(folder / ".".join(map(str, name)))
 
-    def start(self, seeds: Array) -> State:
-        return super().start(seeds)._replace(replays=())
+    def start(self, origins: Array) -> State:
+        return super().start(origins)._replace(replays=())
 
-    def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
+    def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
         def program(f: Callable[..., Any], *args: Any) -> Any:
             return jit(f, *args).lower(*args).compile()
 
-        state = jax.eval_shape(self.start, seeds)
-        lanes, part = len(seeds), jax.ShapeDtypeStruct((), jnp.int32)
+        state = self.like()
+        (lanes,), part = state.key.shape, jax.ShapeDtypeStruct((), jnp.int32)
         yes = jax.ShapeDtypeStruct((lanes,), bool)
         limit = jax.ShapeDtypeStruct((lanes,), jnp.int32)
         lengths = jax.ShapeDtypeStruct((lanes, self.settings.buffer_size + 1), jnp.int32)

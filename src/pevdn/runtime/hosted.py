@@ -111,12 +111,12 @@ class HostedSimulation(SteppedSimulation):
             self.copies.close()
             del self.copies
 
-    def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
-        state = jax.eval_shape(self.start, seeds)
+    def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
+        state = self.like()
         next_key, keys, update_keys, _ = jax.eval_shape(self._draw, state.key, state.env_steps)
         played = self._like_played(keys.shape)
         self._compile_playing(tuple(learner.params for learner in state.learners), keys)
-        active, limit = (jax.ShapeDtypeStruct(seeds.shape, kind) for kind in (bool, jnp.int32))
+        active, limit = (jax.ShapeDtypeStruct(state.key.shape, kind) for kind in (bool, jnp.int32))
         given = (state, played, next_key, update_keys, active, limit)
         self._learn_from_block = jit(self._absorb, *given, donate=(0,)).lower(*given).compile()
         return self.advance
@@ -329,8 +329,8 @@ class HostedHostSimulation(HostedSimulation, HostSimulation):
 
     _iteration = HostSimulation._iteration
 
-    def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
-        return HostSimulation.compile(self, seeds, jit)
+    def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
+        return HostSimulation.compile(self, jit)
 
     def _compile_play(
         self, program: Callable[..., Any], state: State, active: Any

@@ -30,6 +30,8 @@ from pevdn.exchange.broadcast import broadcast
 from pevdn.exchange.secret_shared import Code, secret_shared
 from pevdn.experiment.config import MOST, Config, Settings
 from pevdn.privacy import mechanism
+from pevdn.privacy.mechanism import Release
+from pevdn.privacy.randomness import like_origins
 from pevdn.runtime import tape
 from pevdn.runtime.team import Team
 from pevdn.worlds.base import AgentSpec, HostedWorld, Step, World
@@ -109,16 +111,29 @@ def optimiser_for(config: Config) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(s.max_gradient_norm), optimiser)
 
 
-def exchange_for(config: Config) -> Exchange | None:
-    """The exchange of the algorithm; None for the central node, which exchanges nothing."""
-    code = Code(config.settings.precision, config.settings.modulus)
+def exchange_for(config: Config, n_agents: int) -> Exchange | None:
+    """The exchange of the algorithm; None for the central node, which exchanges nothing.
+
+    With DP a message that does not fit saturates: stopping would tell of private data.
+    """
+    code = Code(config.settings.precision, config.settings.modulus).checked(n_agents)
     exchanges: dict[str, Exchange | None] = {
         "alone": alone,
         "broadcast": broadcast,
-        "secret_shared": partial(secret_shared, code=code),
+        "secret_shared": partial(secret_shared, code=code, saturating=config.private),
         "central": None,
     }
     return exchanges[config.exchange]
+
+
+def release_for(config: Config) -> Release | None:
+    """How gradients are released; None without differential privacy."""
+    s = config.settings
+    if not config.private:
+        return None
+    return Release(
+        s.clip_norm, s.noise_multiplier, s.expected_batch_size, by_array=s.clipping == "arrays"
+    )
 
 
 def _wide() -> bool:
@@ -169,7 +184,8 @@ class Simulation:
         self.config = config
         self.team = Team.of(world.agents)
         self.optimiser = optimiser_for(config)
-        self.exchange = exchange_for(config)
+        self.exchange = exchange_for(config, len(self.team))
+        self.release = release_for(config)
 
     @property
     def settings(self) -> Settings:
@@ -200,11 +216,12 @@ class Simulation:
 
     # ---- the three programs ---------------------------------------------------------------
 
-    def start(self, seeds: Array) -> State:
-        """A fresh team for each seed (S,)."""
-        s, (S,) = self.settings, seeds.shape
-        base = jax.vmap(jax.random.key)(seeds)
-        keys = split_keys(base, 2)
+    def start(self, origins: Array) -> State:
+        """A fresh team for each lane (S,), from a seed or a key of its own."""
+        s, (S,) = self.settings, origins.shape
+        if not jnp.issubdtype(origins.dtype, jax.dtypes.prng_key):
+            origins = jax.vmap(jax.random.key)(origins)
+        keys = split_keys(origins, 2)
         learners, replays = [], []
         agent_keys = split_keys(keys[:, 1], len(self.team))
         for kind in self.team.kinds:
@@ -254,10 +271,22 @@ class Simulation:
 
         return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
-    def compile(self, seeds: Array, jit: Callable[..., Any]) -> Callable[..., State]:
-        """`advance` for so many seeds, compiled; the state that it is given is used up."""
-        number, limit = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((), seeds.shape))
-        given = (jax.eval_shape(self.start, seeds), number, number, limit)
+    def like(self) -> State:
+        """The shapes and types of a state of this run."""
+        state: State = jax.eval_shape(self.start, like_origins(self.config))
+        return state
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that all agents of one lane learn."""
+        learners = [learner.params for learner in self.like().learners]
+        return sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(learners))
+
+    def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
+        """`advance`, compiled; the state that it is given is used up."""
+        state = self.like()
+        number, limit = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((), state.key.shape))
+        given = (state, number, number, limit)
         program: Callable[..., State] = (
             jit(self.advance, *given, donate=(0,)).lower(*given).compile()
         )
@@ -523,15 +552,13 @@ class Simulation:
 
     def _release(self, total: tuple[Parameters, ...], keys: Array) -> tuple[Parameters, ...]:
         """From the sum over a minibatch to the mean; if private, with noise."""
-        s = self.settings
-        if not self.config.private:
-            return jax.tree.map(lambda g: g / s.expected_batch_size, total)
-        noised = partial(
-            mechanism.noised_mean,
-            clip_norm=s.clip_norm,
-            noise_multiplier=s.noise_multiplier,
-            expected_batch_size=s.expected_batch_size,
-        )
+        release = self.release
+        if release is None:
+            return jax.tree.map(lambda g: g / self.settings.expected_batch_size, total)
+
+        def noised(key: Array, summed: Parameters) -> Parameters:
+            return release.mean(summed, partial(mechanism.words, key))
+
         noise_keys = split_keys(keys, len(self.team))
         return tuple(
             each_agent(noised)(noise_keys[:, jnp.array(kind.members)], summed)
@@ -543,9 +570,10 @@ class Simulation:
     ) -> tuple[tuple[Parameters, ...], Array]:
         """Sum over the chosen episodes (S, B) of every agent's gradient, by kind (S, N, ...).
 
-        If private, each episode's is clipped. Most episodes are far shorter than the world allows,
-        and a sample may have any size: so they are worked off in parts, the longest first, and no
-        part takes more steps than its longest episode needs, to the next of the `horizons`.
+        If private, each episode's is clipped, and sums are in whole units. Most episodes are far
+        shorter than the world allows, and a sample may have any size: so they are worked off in
+        parts, the longest first, and no part takes more steps than its longest episode needs, to
+        the next of the `horizons`.
         """
         scratch, n = self.settings.buffer_size, self.part
         lengths = state.replays[0].length[:, 0]  # (S, buffer_size + 1), the same for every agent
@@ -569,8 +597,11 @@ class Simulation:
         return total, refused
 
     def _nothing(self, state: State) -> tuple[tuple[Parameters, ...], Array]:
-        """The sum over no episodes, with no message refused."""
-        nothing = tuple(jax.tree.map(jnp.zeros_like, x.params) for x in state.learners)
+        """The sum over no episodes (if private in whole units), with no message refused."""
+        kind = None if self.release is None else jnp.int32
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros_like(x, kind), tuple(x.params for x in state.learners)
+        )
         return nothing, jnp.zeros(state.key.shape)
 
     def _in_parts(self, chosen: Array, lengths: Array) -> tuple[Array, Array]:
@@ -625,12 +656,10 @@ class Simulation:
             theta: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
         ) -> Parameters:
             rate = s.gamma * s.return_lambda
-            if not self.config.private:
+            if self.release is None:
                 return learning.local_gradient(theta, memo, total, batch, rate)
             each = learning.local_gradient(theta, memo, total, batch, rate, by_episode=True)
-            return mechanism.clipped_sum(
-                each, padding, s.clip_norm, by_array=s.clipping == "arrays"
-            )
+            return self.release.clipped_sum(each, padding)
 
         return tuple(
             each_agent(own, 4)(theta, memo, total, batch, padding)

@@ -61,6 +61,12 @@ def available() -> list[WorldInfo]:
     return starcraft + stock + jaxmarl + toys
 
 
+def team_size(world_id: str) -> int:
+    """How many agents a world has; those that are listed are not made for it."""
+    listed = {world.id: world.agents for world in available()}
+    return listed[world_id] if world_id in listed else len(make(world_id).agents)
+
+
 @functools.cache  # a world never changes, and compiled programs are kept per world object
 def make(world_id: str) -> Any:
     """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id.

@@ -151,14 +151,15 @@ def privacy(arm: Arm) -> Row:
     from pevdn.privacy.ledger import Ledger
 
     s, config = arm.config.settings, arm.config
-    guaranteed = Ledger.read(arm.path, fingerprint(arm.run.config)).guaranteed()
+    ledger = Ledger.read(arm.path, fingerprint(arm.run.config))
+    guaranteed, delta = ledger.guaranteed(), ledger.mechanism.delta
     claim, claimed_delta = accounting.theorem_1(
-        s.buffer_size, s.buffer_throughput, config.sampling_rate, s.noise_multiplier, config.delta
+        s.buffer_size, s.buffer_throughput, config.sampling_rate, s.noise_multiplier, delta
     )
     return {
-        "epsilon_agent": max(x.epsilon_agent for x in guaranteed),
         "epsilon_team": max(x.epsilon_team for x in guaranteed),
-        "delta": config.delta,
+        "epsilon_agent": max(x.epsilon_agent for x in guaranteed),
+        "delta": delta,
         "noise_multiplier": s.noise_multiplier,
         "theorem_1_epsilon": claim,
         "theorem_1_delta": claimed_delta,

@@ -116,14 +116,15 @@ def markdown(document: dict[str, Any]) -> str:
         "## How private, and at what traffic",
         _table(
             [
-                *("arm", "ε agent", "ε team", "δ", "Theorem 1 would claim", "paper claims"),
-                *("messages sent", "bytes"),
+                *("arm", "ε team", "δ", "ε agent (conditional)", "Theorem 1 would claim"),
+                *("paper claims", "messages sent", "bytes"),
             ],
             (_cost(row) for row in arms),
         ),
         "ε is what the run's ledger says at its end, the largest of the seeds; ∞ without "
-        "differential privacy. Theorem 1 is about the agent view, sound only for a buffer "
-        "throughput of 1, and shown for comparison; the paper claims its ε by it. "
+        "differential privacy. ε team is proven; ε agent is conditional and in general no bound. "
+        "Theorem 1 is about the agent view, not sound for a buffer throughput above 1, and shown "
+        "for comparison; the paper claims its ε by it. "
         "*Sent*: by one agent in the training of one seed. A message "
         "is one 32-bit number for a step of a sampled episode; the number of these is computed "
         "from updates, batch size and the lengths of the episodes in the buffer, not counted one "
@@ -165,9 +166,9 @@ def _cost(row: Row) -> list[str]:
     )
     return [
         row["arm"],
-        epsilon(row, "epsilon_agent"),
         epsilon(row, "epsilon_team"),
         f"{row['delta']:.3g}" if "delta" in row else NONE,
+        epsilon(row, "epsilon_agent"),
         claim,
         f"{paper.EPSILON:.2f} at δ {paper.DELTA:.3g}" if "paper" in row and claim != NONE else NONE,
         amount(row["messages_per_agent"]).strip(),

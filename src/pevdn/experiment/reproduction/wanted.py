@@ -40,6 +40,19 @@ class Wanted:
         )
         return Arm(name, config, self.out / name)
 
+    def recipe(self, preset: str, env: str) -> Arm:
+        """A preset; in a world with another number of agents, with the noise that its ε takes."""
+        from pevdn import worlds
+        from pevdn.privacy.planner import Plan, smallest_noise
+
+        made, arm = presets.find(preset), self.arm(preset, env, None, preset=preset)
+        agents = worlds.team_size(arm.config.env)
+        if agents == made.agents or "noise_multiplier" in self.settings:
+            return arm
+        found = smallest_noise(Plan.of(arm.config, agents), made.epsilon, "team")
+        noise = {"noise_multiplier": found.noise_multiplier}
+        return self.arm(preset, env, None, preset=preset, **noise)
+
     def vdns(self, env: str, recipe: str) -> list[Arm]:
         """VDN, and VDN with the network of a recipe where that is another."""
         plain = self.arm(VDNS[0], env, "vdn")

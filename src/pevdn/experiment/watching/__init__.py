@@ -35,7 +35,8 @@ def replay(
     `seed` and `model` choose the team as in `pevdn.load`; `episode` K is the K-th that
     `pevdn evaluate` plays; `q_values` names an agent whose values are shown beside it all.
     `env` is a world to play in instead of the run's; `progress` hears how many frames of how many
-    are drawn.
+    are drawn. The recording of a private run holds the number of the team (its `lane`) and not the
+    seed, from which the noise may follow.
     """
     from pevdn.experiment.watching import drawing
 
@@ -75,11 +76,13 @@ def record(
         played = playing.play(stage, policy, q_values)
     finally:
         stage.close()
+    seed = config.seed if seed is None else seed
     return Recording(
         world=config.env,
         algorithm=config.algorithm,
         model=model,
-        seed=config.seed if seed is None else seed,
+        seed=None if config.private else seed,
+        lane=seed - config.seed if config.private else None,
         episode=episode,
         actions=stage.actions,
         q_values_of=q_values,

@@ -88,7 +88,7 @@ class Painter:
         r = self.recording
         _line(bar, [(0, 0.5), (self._wide, 0.5)], color=EDGE, lw=1)
         bar.text(22, 35, r.world, color=INK, size=13, weight="bold", va="center")
-        told = f"{r.algorithm} · seed {r.seed} · episode {r.episode}"
+        told = f"{r.algorithm} · {r.which} · episode {r.episode}"
         bar.text(22, 16, told, color=DIM, size=8.5, va="center")
         total = sum(s.reward for s in r.steps[:step])
         figures = [("return", f"{total:.2f}"), ("step", f"{step} / {len(r.steps)}")]

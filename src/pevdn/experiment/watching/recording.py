@@ -39,7 +39,7 @@ class Recording:
     world: str
     algorithm: str
     model: str
-    seed: int  # of the training
+    seed: int | None  # of the training; None if that is private, because noise may follow from it
     episode: int
     actions: list[list[dict[str, Any]]]  # by agent and action: a `name`, and `move` or `target`
     scene: dict[str, Any]
@@ -47,6 +47,12 @@ class Recording:
     steps: list[PlayedStep]
     ending: str  # "won", "lost" or "time is up"
     q_values_of: int | None = None  # whose Q-values are in it
+    lane: int | None = None  # the team's number in a private run, in place of the seed
+
+    @property
+    def which(self) -> str:
+        """Which team of the run it is."""
+        return f"seed {self.seed}" if self.lane is None else f"team {self.lane}"
 
     @property
     def total_reward(self) -> float:
@@ -57,4 +63,6 @@ class Recording:
         return self.ending == "won"
 
     def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Plain values; `seed` or `lane`, whichever there is."""
+        absent = {name for name in ("seed", "lane") if getattr(self, name) is None}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in absent}

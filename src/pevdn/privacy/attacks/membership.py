@@ -45,7 +45,7 @@ from pevdn.worlds.base import World
 CANDIDATES = 32  # episodes
 BATCH = 8  # episodes in a minibatch, on average
 DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which ε limits the AUC
-EPSILONS = (math.inf, 100.0, 8.0, 1.0)  # of one agent
+EPSILONS = (math.inf, 30.0, 8.0, 1.0)  # of one agent
 
 
 class Shadows(Simulation):
@@ -267,7 +267,7 @@ def attack(
             seen = noise / math.sqrt(n)
             team = accounting.epsilon(updates, q, seen, delta)
             limit = largest_auc((accounting.epsilon(updates, q, seen, d), d) for d in DELTAS)
-        goal = "" if agent is None else f" at ε {agent:.3g}"
+        goal = "" if team is None else f" at ε team {team:.3g}"
         whose = f", this run's {own}" if own else ""
         note(
             f"training {S} shadow teams of {shadow.algorithm}{goal}{whose}, {updates} updates "

@@ -72,13 +72,13 @@ def _membership(axes: Any, rows: list[Row]) -> None:
     axes.plot([], [], color="0.3", linewidth=2, label="the most that ε of the team allows")
     axes.set_xticks(range(len(labels)), labels, fontsize="small")
     axes.legend(frameon=False, loc="lower left")
-    axes.set(title="membership of an episode", xlabel="ε of one agent")
+    axes.set(title="membership of an episode", xlabel="ε of the team")
 
 
 def _label(row: Row) -> str:
-    if row["epsilon_agent"] is None:
+    if row["epsilon_team"] is None:
         return str(row["algorithm"])
-    value = "∞" if row["epsilon_agent"] == math.inf else f"{row['epsilon_agent']:.3g}"
+    value = "∞" if row["epsilon_team"] == math.inf else f"{row['epsilon_team']:.3g}"
     name = f"own {row['own']}" if row["own"] else row["algorithm"]
     return f"{name}\nε {value}"
 

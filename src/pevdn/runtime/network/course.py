@@ -51,12 +51,12 @@ class Course:
 
 def block_size(config: Config) -> int:
     """Episodes played side by side: parallel_episodes, up to a multiple of update_every."""
-    return updates_due(config) * config.settings.update_every
+    return config.block_size
 
 
 def updates_due(config: Config) -> int:
     """Updates that are due after one block of episodes."""
-    return -(-config.settings.parallel_episodes // config.settings.update_every)
+    return config.block_size // config.settings.update_every
 
 
 def models(config: Config, anchored: bool) -> list[str]:

@@ -13,6 +13,7 @@ Shapes: E episodes side by side.
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial
 from typing import Protocol
 
@@ -22,6 +23,7 @@ import numpy as np
 from jax import Array
 
 from pevdn.experiment.run import evaluation_keys
+from pevdn.privacy import gaussian, mechanism
 from pevdn.runtime.network.randomness import Secret, Stream
 
 
@@ -41,13 +43,13 @@ class Draws(Protocol):
         ...
 
     def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        """Uniform (slots,): which episodes are learnt from."""
+        """Uniform uint32 words (slots,): which episodes are learnt from."""
         ...
 
     def noise(
         self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
     ) -> np.ndarray:
-        """Standard normal (size,): what the agent adds to its gradient."""
+        """Uniform uint32 words (size, 4, 4), from which the agent's noise is made."""
         ...
 
     def world(self, block: int, episodes: int) -> Array:
@@ -76,12 +78,14 @@ class Own:
         return float(Stream(seed, "coin", number).uniform((1,))[0])
 
     def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        return Stream(seed, "minibatch", number).uniform((slots,))
+        return Stream(seed, "minibatch", number).words(slots)
 
     def noise(
         self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
     ) -> np.ndarray:
-        return self._secret.stream("noise", self._run, round).normal((size,))
+        shape = (size, *gaussian.WORDS)
+        stream = self._secret.stream("noise", self._run, round)
+        return stream.words(math.prod(shape)).reshape(shape)
 
     def world(self, block: int, episodes: int) -> Array:
         return jax.random.split(self._key("episodes", block), episodes)
@@ -112,17 +116,14 @@ class Rehearsal:
         return float(jax.random.uniform(self._update(block, number, due)[0]))
 
     def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        return np.asarray(jax.random.uniform(self._update(block, number, due)[1], (slots,)))
+        key = self._update(block, number, due)[1]
+        return np.asarray(jax.random.bits(key, (slots,), jnp.uint32))
 
     def noise(
         self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
     ) -> np.ndarray:
-        from jax_privacy.noise_addition import gaussian_privatizer
-
         key = jax.random.split(self._update(block, number, due)[3], agents)[index]
-        privatizer = gaussian_privatizer(stddev=1.0, prng_key=key)
-        nothing = jnp.zeros(size)
-        return np.asarray(privatizer.update(nothing, privatizer.init(nothing))[0])
+        return np.asarray(mechanism.words(key, size))
 
     def world(self, block: int, episodes: int) -> Array:
         return _split(self._of_block(block)[1], episodes)

@@ -9,6 +9,7 @@ All keys are ECDSA P-256: TLS 1.2 is switched off by offering it suites for RSA 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment.config import Config, number
+from pevdn.experiment.directory import make_private
 from pevdn.runtime.network import roster
 from pevdn.runtime.network.roster import PATIENCE, WORLD, Member, Roster
 
@@ -100,6 +102,9 @@ def create(
     if something fails, no file is left behind.
     """
     roster.check_team(config, mode, parties, world_address)
+    drawn = "seed" if rehearsal else "os"  # in earnest every party has a secret of its own
+    settings = dataclasses.replace(config.settings, randomness=drawn)
+    config = dataclasses.replace(config, settings=settings)
     patience = roster.seconds(patience)
     days = number("days", days, int, 1, AUTHORITY_DAYS)
     addresses = dict(parties) | ({} if world_address is None else {WORLD: world_address})
@@ -121,7 +126,7 @@ ENDS = ("pem", "key")
 def _write(made: Roster, pairs: dict[str, Pair]) -> None:
     out, written = made.path.parent, []
     try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(out)
     except OSError as problem:
         raise PevdnError(f"cannot make {out}: {problem.strerror or problem}.") from None
     try:

@@ -16,6 +16,7 @@ from typing import Any
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment.config import Config
+from pevdn.experiment.directory import make_private
 from pevdn.experiment.run import Interrupted
 from pevdn.runtime.network import keys, status
 from pevdn.runtime.network import roster as rosters
@@ -82,7 +83,7 @@ class _Process:
         self.words = _data(roster, name) / "words.txt"
 
     def start(self) -> None:
-        self.words.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private(self.words.parent)
         which = ["world"] if self.name == WORLD else ["party", "--me", self.name]
         command = [sys.executable, "-m", "pevdn", *which, "--team", str(self.roster.path)]
         with self.words.open("ab") as words:

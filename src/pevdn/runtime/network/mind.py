@@ -10,14 +10,13 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from pevdn.agent import acting, learning, networks, replay
 from pevdn.agent.host_replay import HostReplay
@@ -25,10 +24,15 @@ from pevdn.agent.interface import AgentSpec
 from pevdn.agent.learning import Learner, Memo
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
-from pevdn.exchange.secret_shared import Code, decode, encode
+from pevdn.exchange.secret_shared import Code, decode, encode, fits, saturate
 from pevdn.experiment.config import Config
-from pevdn.privacy import mechanism
-from pevdn.runtime.simulation import horizons_for, optimiser_for, part_for, rates_for
+from pevdn.runtime.simulation import (
+    horizons_for,
+    optimiser_for,
+    part_for,
+    rates_for,
+    release_for,
+)
 
 
 class Part(NamedTuple):
@@ -45,7 +49,7 @@ class Thought(NamedTuple):
 
     parts: list[Part]
     words: np.ndarray  # uint32: the encoded messages of all valid steps, in order
-    largest: float  # |m_i| of the largest message, infinite if one is not a number
+    fits: bool  # whether all messages fit into the encoding; with DP they are made to
 
 
 class Mind:
@@ -54,8 +58,8 @@ class Mind:
     def __init__(self, config: Config, spec: AgentSpec, n_agents: int, max_steps: int) -> None:
         s = config.settings
         self.config, self.spec = config, spec
-        self.code = Code(s.precision, s.modulus)
-        self.limit = self.code.limit(n_agents)  # messages have to be smaller
+        self.code, self._agents = Code(s.precision, s.modulus).checked(n_agents), n_agents
+        self.mechanism = release_for(config)
         self.optimiser = optimiser_for(config)
         self._horizons, self._part = horizons_for(max_steps), part_for(s)
         self._act, self._say = jax.jit(_choose), jax.jit(self._message)
@@ -94,22 +98,22 @@ class Mind:
 
         Only steps that were played are said: lengths are public, and so is the number of words.
         """
-        parts, said, largest = [], [np.zeros(0, np.uint32)], 0.0
+        parts, said, fitting = [], [np.zeros(0, np.uint32)], True
         for batch, padding in self._parts(rows, slots):
-            m, words, memo = self._say(learner.params, learner.target, batch)
+            words, fit, memo = self._say(learner.params, learner.target, batch)
             valid = np.arange(batch.rewards.shape[0])[:, None] < batch.length
             parts.append(Part(batch, padding, valid, memo))
             said.append(np.asarray(words)[valid])
-            sizes = np.nan_to_num(np.abs(np.asarray(m)[valid]), nan=np.inf)
-            largest = max(largest, float(np.max(sizes, initial=0.0)))
-        return Thought(parts, np.concatenate(said), largest)
+            fitting &= bool(np.all(np.asarray(fit)[valid]))
+        return Thought(parts, np.concatenate(said), fitting)
 
     def gradient(self, learner: Learner, thought: Thought, total: np.ndarray) -> Parameters:
         """From the opened sum (words) to the sum over episodes of this agent's gradient.
 
-        If private, each episode's is clipped.
+        If private, each episode's is clipped, and the sum is in whole units.
         """
-        position, summed = 0, jax.tree.map(jnp.zeros_like, learner.params)
+        kind = None if self.mechanism is None else jnp.int32
+        position, summed = 0, jax.tree.map(lambda x: jnp.zeros_like(x, kind), learner.params)
         for part in thought.parts:
             count = int(np.count_nonzero(part.valid))
             sums = np.zeros(part.valid.shape, np.uint32)
@@ -119,14 +123,17 @@ class Mind:
             summed = self._add(summed, more)
         return summed
 
-    def release(self, summed: Parameters, noise: np.ndarray | None) -> Parameters:
-        """From the sum over a minibatch to the mean; if private, ADD noise, standard normal."""
-        s = self.config.settings
-        vector, as_parameters = ravel_pytree(summed)
-        if noise is not None:
-            deviation = s.noise_multiplier * s.clip_norm
-            vector = vector + jnp.asarray(deviation * noise, jnp.float32)
-        released: Parameters = as_parameters(vector / s.expected_batch_size)
+    def release(self, summed: Parameters, draw: Callable[[int], np.ndarray]) -> Parameters:
+        """From the sum over a minibatch to the mean; if private, ADD noise.
+
+        `draw(P)` gives the uniform words of this agent's noise in this round.
+        """
+        released: Parameters
+        if self.mechanism is None:
+            batch = self.config.settings.expected_batch_size
+            released = jax.tree.map(lambda g: g / batch, summed)
+        else:
+            released = self.mechanism.mean(summed, lambda size: jnp.asarray(draw(size)))
         return released
 
     def improve(
@@ -159,19 +166,22 @@ class Mind:
     def _message(
         self, params: Parameters, target: Parameters, batch: Episode
     ) -> tuple[Array, Array, Memo]:
+        """The encoded messages, whether each of them fits, and what is kept of them."""
         s = self.config.settings
         m, memo = learning.message(params, target, batch, s.gamma, s.double_q, s.return_lambda)
-        return m, encode(m, self.code), memo
+        if self.mechanism is not None:
+            m = saturate(m, self.code, self._agents)
+        return encode(m, self.code), fits(m, self.code, self._agents), memo
 
     def _gradient(
         self, params: Parameters, memo: Memo, words: Array, batch: Episode, padding: Array
     ) -> Parameters:
         s = self.config.settings
         rate, total = s.gamma * s.return_lambda, decode(words, self.code)
-        if not self.config.private:
+        if self.mechanism is None:
             return learning.local_gradient(params, memo, total, batch, rate)
         each = learning.local_gradient(params, memo, total, batch, rate, by_episode=True)
-        return mechanism.clipped_sum(each, padding, s.clip_norm, by_array=s.clipping == "arrays")
+        return self.mechanism.clipped_sum(each, padding)
 
     def _improved(
         self,

@@ -18,6 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,9 +31,11 @@ from pevdn.agent.host_replay import HostReplay
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
+from pevdn.experiment import readme
 from pevdn.experiment.config import fingerprint
-from pevdn.experiment.directory import to_json, whole_lines, write_whole
+from pevdn.experiment.directory import make_private, to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
+from pevdn.privacy import accounting
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.runtime.network import course as courses
@@ -85,8 +88,9 @@ class Party:
             _check_one_at_a_time(self.config)
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         write_whole(folder / "config.yaml", configuration.to_text(self.config))
+        readme.leave(folder, readme.of_party(self.config, roster.rehearsal))
         self.secret = Secret.load_or_create(folder / "secret")
         self.draws: Draws = (
             Rehearsal(self.config.seed) if roster.rehearsal else Own(self.secret, roster.run)
@@ -372,10 +376,10 @@ class Party:
         """CHOOSE indices, COMPUTE m_i, and form the sum."""
         round = self.course.round + 1
         thought = await self._compute(self._think)
-        if thought.largest >= self.mind.limit:
-            s = self.config.settings
+        if not thought.fits:  # never with DP: there messages saturate
+            s, limit = self.config.settings, self.mind.code.limit(self.agents)
             raise PevdnError(
-                f"a message of {self.me} does not fit into ±{self.mind.limit:g}, the range that "
+                f"a message of {self.me} does not fit into ±{limit:g}, the range that "
                 f"precision={s.precision} and modulus={s.modulus} leave to {self.agents} agents; "
                 "the update was not made. Lower precision or learning_rate, or raise modulus."
             )
@@ -546,14 +550,11 @@ class Party:
         """From the opened sum to new parameters; if private, in the ledger before and after."""
         course, s = self.course, self.config.settings
         summed = self.mind.gradient(self.learner, thought, total)
-        noise, chunk, ledger = None, None, self.ledger
+        chunk, ledger = None, self.ledger
         if ledger is not None:
             chunk = ledger.reserve(course.round + 1, 1, [configuration.MOST], 1)
-            _, block, number, due = self._of_block()
-            size = sum(x.size for x in jax.tree.leaves(summed))
-            who = (self.index, self.agents)
-            noise = self.draws.noise(course.round + 1, block, number, due, *who, size)
-        released = self.mind.release(summed, noise)
+        where = (course.round + 1, *self._of_block()[1:], self.index, self.agents)
+        released = self.mind.release(summed, partial(self.draws.noise, *where))
         pull = s.anchor_penalty if course.anchored else 0.0
         learner = self.mind.improve(self.learner, released, course.updates, course.env_steps, pull)
         made = course.moved(updates=course.updates + 1, looked_at=course.looked_at + 1)
@@ -650,6 +651,8 @@ class Party:
                 "anew in another one."
             )
         plan = Plan.of(self.config, self.agents)
+        own = sum(x.size for x in jax.tree.leaves(self.learner.params))
+        accounting.check_size(own * self.agents, plan.exposure)
         facts = (plan.mechanism, 1, plan.exposure, self._affordable)
         return Ledger.begin(self.folder, fingerprint(self.config), *facts)
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pevdn.experiment.directory import lock
+from pevdn._platform import refuse_miscompiling_jaxlib
+from pevdn.experiment.directory import lock, make_private
 from pevdn.runtime.network import roster as rosters
 from pevdn.runtime.network import status
 from pevdn.runtime.network.body import Body
@@ -42,10 +43,12 @@ def run_member(
     """
     roster = rosters.read(team)
     member = roster.member(me)
+    if me != WORLD:
+        refuse_miscompiling_jaxlib()
     secret = rosters.private_key(key or team.parent / f"{me}.key", member)
     folder = out or data_of(team, me)
     os.umask(0o077)  # what it keeps is nobody else's business
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     with lock(folder):
         process: Party | WorldHost
         if me == WORLD:

@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from scipy.special import ndtri
 
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import PevdnError
+from pevdn.privacy import secret
 
 KEY = 32  # bytes of a key, a nonce, a seed
 FULL = 2**32
@@ -115,27 +115,6 @@ class Stream:
         """Uniform multiples of 2⁻⁵³ in [0, 1)."""
         return (self._integers(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def normal(self, shape: int | tuple[int, ...]) -> npt.NDArray[np.float64]:
-        """Standard normal numbers: a sign, and the inverse CDF at one of 2⁵² even steps.
-
-        Always finite, symmetric, never beyond ±8.3: the tails that are cut off weigh 2⁻⁵³. The
-        same position of the same stream gives the same bits on the same machine with the same
-        scipy; elsewhere, the last bit may differ.
-
-        Protected: nobody can tell the noise in advance, or compute it afterwards, without the key.
-        Not protected: the low bits. Floating-point numbers are not real numbers: only 2⁵³ values
-        occur, and which values x + noise can take, after scaling and rounding, depends on x. Who
-        sees x + noise in full precision can rule out some x altogether, whatever ε says (Mironov
-        2012 for Laplace noise; Gaussian noise has the same weakness). ε is a claim about the ideal
-        mechanism with real numbers. That no noised gradient is ever sent, and that others see only
-        rounded messages computed from the parameters, is in the way of the attack; it is no proof.
-        """
-        drawn = self._integers(shape)
-        steps = (drawn >> np.uint64(11)) & np.uint64(2**52 - 1)
-        quantile = (steps.astype(np.float64) + 0.5) * 2.0**-53  # in (0, ½), exact in 53 bits
-        below = ndtri(quantile)
-        return np.where(drawn >> np.uint64(63), -below, below)
-
     def _integers(self, shape: int | tuple[int, ...]) -> npt.NDArray[np.uint64]:
         """Uniform on 64 bits."""
         size = math.prod(shape) if isinstance(shape, tuple) else shape
@@ -160,57 +139,8 @@ class Secret:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Secret:
-        """From a file that only its owner can read; if there is none, a new one, on the disk.
-
-        Nothing is drawn from a new secret before it would survive a crash. A file that anybody
-        else may read or change, or that was cut short, is refused.
-        """
-        try:
-            return cls._create(path)
-        except FileExistsError:
-            return cls._load(path)
-        except OSError as problem:
-            raise UsageError(
-                f"the secret {path} cannot be created ({problem.strerror}); give this party a "
-                "directory that it may write to."
-            ) from None
-
-    @classmethod
-    def _create(cls, path: Path) -> Secret:
-        key = os.urandom(KEY)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-        place = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(place)  # that there is a secret has to survive as well
-        finally:
-            os.close(place)
-        return cls(key)
-
-    @classmethod
-    def _load(cls, path: Path) -> Secret:
-        try:
-            with path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode & 0o777  # of what is read, not of its name
-                key = file.read(KEY + 1)
-        except OSError as problem:
-            raise UsageError(
-                f"the secret {path} cannot be read ({problem.strerror}); run as its owner."
-            ) from None
-        if mode & 0o077:
-            raise UsageError(
-                f"the secret {path} is open to others than its owner (mode {mode:o}) and may be "
-                f"known to them; run `chmod 600 {path}` if it is not, or else start a new training."
-            )
-        if len(key) != KEY:
-            raise UsageError(
-                f"the secret {path} has {'more than ' if len(key) > KEY else ''}"
-                f"{min(len(key), KEY)} bytes and not {KEY}; restore it, or remove it if this party "
-                "has not begun to train."
-            )
-        return cls(key)
+        """From a file that only its owner can read; if there is none, a new one, on the disk."""
+        return cls(secret.load_or_create(path))
 
     def stream(self, *label: Label) -> Stream:
         """The stream of a label, from its beginning: the same each time, also after a restart."""

@@ -187,7 +187,7 @@ def check_team(
         [_place(name, address) for name, address in places],
         [name for name, _ in places],
     )
-    agents = _agents(config.env)
+    agents = worlds.team_size(config.env)
     if len(parties) != agents:
         raise UsageError(
             f"the team has {len(parties)} parties, but {config.env} has {agents} agents; name one "
@@ -198,11 +198,6 @@ def check_team(
 def seconds(patience: Any) -> float:
     """A checked patience."""
     return float(configuration.number("patience", patience, float, 0.1, 1e7))
-
-
-def _agents(env: str) -> int:
-    listed = {world.id: world.agents for world in worlds.available()}
-    return listed[env] if env in listed else len(worlds.make(env).agents)
 
 
 def _check_name(name: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.experiment.config import Config
+from pevdn.experiment.directory import make_private
 from pevdn.runtime.copies import RESET, STEP, Copies, Fault
 from pevdn.runtime.hosted import episode_seed
 from pevdn.runtime.network import wire_pb2 as wire
@@ -118,7 +119,7 @@ class WorldHost:
         self.parties = [party.name for party in roster.parties]
         self.world = worlds.make(roster.config.env)
         self.episodes = episodes_of(self.world, roster.config)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self.draws: Draws = (
             Rehearsal(roster.config.seed)
             if roster.rehearsal

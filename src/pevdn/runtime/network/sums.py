@@ -200,20 +200,23 @@ def from_bytes(data: bytes, length: int) -> Words:
 
 
 # ---- which episodes -----------------------------------------------------------------------
-# As `exchange/indices.py`, from tickets (capacity,) uniform in [0, 1) that all parties hold.
-# Slots that point at the scratch slot are left out.
+# As `exchange/indices.py`, from uniform words (capacity,) that all parties hold. Slots that point
+# at the scratch slot are left out.
 
 
-def choose_uniform(tickets: npt.NDArray[np.floating], filled: int, batch_size: int) -> Slots:
+def choose_uniform(tickets: Words, filled: int, batch_size: int) -> Slots:
     """`batch_size` different slots of the first `filled`, each set equally likely."""
     if batch_size > filled:
         raise ValueError(f"{batch_size} episodes cannot be chosen from {filled}.")
-    return np.argsort(-tickets[:filled], kind="stable")[:batch_size]
+    highest = ~(tickets[:filled] >> np.uint32(9))  # the 23 bits that a float32 has; largest first
+    return np.argsort(highest, kind="stable")[:batch_size]
 
 
-def choose_poisson(tickets: npt.NDArray[np.floating], filled: int, rate: float) -> Slots:
+def choose_poisson(tickets: Words, filled: int, rate: float) -> Slots:
     """Each of the first `filled` slots independently with probability q = `rate`."""
-    return np.flatnonzero(tickets[:filled] < tickets.dtype.type(rate))
+    if rate >= 1:
+        return np.arange(filled)
+    return np.flatnonzero(tickets[:filled] < np.uint32(int(rate * 2**32)))
 
 
 def longest_first(slots: Slots, lengths: npt.NDArray[np.integer]) -> Slots:

@@ -1,0 +1,32 @@
+"""`pevdn publish`: what may be handed out of a private run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pevdn.cli.output import Json, print_json, print_table
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished private run.")],
+    out: Annotated[Path, typer.Option(help="A new directory for what may be handed out.")],
+    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
+    format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
+    as_json: Json = False,
+) -> None:
+    """Copy what may be published of a finished private run into a new directory."""
+    from pevdn.experiment.publish import publish
+
+    path, files, privacy = publish(run, out, model=model, format=format)
+    sizes = {name: (path / name).stat().st_size for name in files}
+    if as_json:
+        print_json({"out": str(path), "files": sizes, "privacy": privacy})
+        return
+    print_table(["file", "bytes"], [[name, f"{size:,}"] for name, size in sizes.items()])
+    typer.echo(
+        f"ε {privacy['epsilon']['team']:.3g} (team view) at δ {privacy['delta']:.3g} for one "
+        f"training episode. {privacy['randomness']['meaning']}\n{path}"
+    )
