@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -235,21 +237,34 @@ def test_a_fault_stops_the_run_with_a_sentence_and_what_was_learnt_is_saved(
     assert all(map(np.array_equal, parameters(found), parameters(trained["pe-vdn-b"])))
 
 
-def test_a_fault_of_a_private_run_spends_nothing(trained: dict[str, Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("step", "voided"), [(60, 1), (100, 0)])  # the latter in an evaluation
+def test_a_fault_of_a_private_run_spends_nothing(
+    trained: dict[str, Run], tmp_path: Path, step: int, voided: int, lost: bool
+) -> None:
+    """Not even if the checkpoint after it is lost, and the block that failed is played again."""
+
     class Once(tiny.Coordination):
         played = 0
 
         def step(self, actions: tuple[int, ...]) -> Step:
             Once.played += 1
-            if Once.played == 100:
+            if Once.played == step:
                 raise ArithmeticError
             return super().step(actions)
 
     out, world = tmp_path / "run", dataclasses.replace(tiny.COORDINATION, build=Once, copies=1)
     with pytest.raises(WorldFault, match="raised ArithmeticError, at step"):
         train("pe-vdn-c", world, out)
-    run.resume(out, env=world)
-    assert metrics_of(out) == metrics_of(trained["pe-vdn-c"].path)
+    if lost:
+        shutil.rmtree(out / "checkpoints")
+    resumed, wanted = run.resume(out, env=world), trained["pe-vdn-c"]
+    pairs = zip(resumed.metrics, wanted.metrics, strict=True)
+    assert all(x[name] == y[name] for x, y in pairs for name in ("updates", "return", "win_rate"))
+    for name in ("epsilon_team", "epsilon_team_spent"):
+        assert resumed.summary[name] == wanted.summary[name]
+    kinds = [json.loads(line)["kind"] for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert kinds.count("void") == voided
 
 
 def test_a_fault_of_several_seeds_or_in_an_evaluation_says_so(tmp_path: Path) -> None:
@@ -303,6 +318,7 @@ sys.path.insert(0, {tests!r})
 import tiny_worlds as tiny
 from functools import partial
 import dataclasses
+import json
 from pevdn.runtime.copies import *
 world = dataclasses.replace(tiny.TWO_STEP, build=partial(tiny.Failing, tiny.hangs, 1))
 copies = Copies(world, 2, 60.0)

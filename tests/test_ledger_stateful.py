@@ -343,7 +343,7 @@ def test_no_long_sequence_of_faults_hides_an_update(
 ) -> None:
     search(
         lambda: machine(laboratory, undisturbed)(),
-        settings=settings(max_examples=300, stateful_step_count=15),
+        settings=settings(max_examples=100, stateful_step_count=12),
     )
 
 
