@@ -58,7 +58,8 @@ INSIDE: dict[str, World] = {
     "pe-vdn-c": SeededCoordination(),
 }
 OUTSIDE = {"pe-vdn-b": tiny.TWO_STEP, "pe-vdn-c": tiny.COORDINATION}
-SETTINGS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE}
+# With a secret no two trainings would be the same.
+SETTINGS = {"pe-vdn-b": SMALL, "pe-vdn-c": {**PRIVATE, "randomness": "seed"}}
 
 
 @pytest.fixture(scope="module", autouse=True)
