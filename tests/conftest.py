@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=2"
-    + " --xla_cpu_use_fusion_emitters=false"
 )
+if version("jaxlib").startswith("0.10."):  # later versions have no such flag, and end the process
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import pevdn  # noqa: F401, I001  (before JAX: it sets the XLA flags)
 import jax

@@ -234,7 +234,8 @@ def test_the_best_of_a_random_number_costs_more_than_one_run_and_less_than_all(v
     costs = [search.best_looked_at(RECIPE, k, view, number) for k in (1, 2, 10, 50, 100, 300)]
     assert costs == sorted(costs)
     assert costs[0] >= RECIPE.epsilon(view) and costs[1] > RECIPE.epsilon(view)
-    assert costs[3] < search.all_looked_at([RECIPE] * 50, view, RECIPE.delta)
+    all_of_them = search.all_looked_at([RECIPE] * 50, view, RECIPE.delta)
+    assert costs[3] < all_of_them or costs[3] == all_of_them == math.inf
 
 
 GAUSSIAN = Plan(1, 1, noise_multiplier=2.0, delta=1e-3, agents=1, parallel_episodes=1)
@@ -245,7 +246,8 @@ def test_private_selection_follows_the_theorems(mean):
     """Papernot and Steinke's Theorems 2 and 6 by hand; a plain Gaussian has RDP λ / 2σ²."""
     assert (GAUSSIAN.exposure, GAUSSIAN.mechanism.sampling_rate) == (1, 1.0)
     orders = np.array(search.ORDERS)
-    renyi = orders / (2 * GAUSSIAN.noise_multiplier**2)
+    noise = GAUSSIAN.noise_multiplier * accounting.EXACTNESS
+    renyi = orders / (2 * noise**2)
     more = np.log(mean) / (orders - 1)
 
     def to_epsilon(curve: np.ndarray) -> float:  # Canonne, Kamath and Steinke (2020), prop. 12
@@ -256,7 +258,7 @@ def test_private_selection_follows_the_theorems(mean):
         rest = (1 + eta) * np.min((1 - 1 / orders) * renyi - np.log(gamma) / orders)
         found = search.best_looked_at(GAUSSIAN, mean, "agent", number)
         assert found == pytest.approx(to_epsilon(renyi + rest + more), rel=1e-6)
-    near, mu = np.log1p(1 / (orders - 1)), 1 / GAUSSIAN.noise_multiplier
+    near, mu = np.log1p(1 / (orders - 1)), 1 / noise
     missed = norm.cdf(mu / 2 - near / mu) - np.exp(near) * norm.cdf(-mu / 2 - near / mu)  # δ̂
     least = to_epsilon(renyi + mean * missed + more)  # dp-accounting bounds δ̂ by Rényi divergences
     assert least < search.best_looked_at(GAUSSIAN, mean, "agent", "poisson") < 2 * least
@@ -330,7 +332,7 @@ def test_no_buffer_is_too_large_to_cost_anything():
 
 def test_hardly_any_noise_is_no_noise():
     assert budget("--noise-multiplier", 0.01)["epsilon_agent"] == "inf"
-    assert budget("--noise-multiplier", 0.06)["epsilon_agent"] > 1e3
+    assert budget("--noise-multiplier", 0.06)["epsilon_agent"] == "inf"  # above what is proven
     easy = planner.smallest_noise(Plan(8, 2, delta=0.9), 1.0, "agent")
     assert easy.noise_multiplier == pytest.approx(0.05, abs=0.002)
 

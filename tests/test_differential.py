@@ -23,6 +23,7 @@ Shapes: S lanes, N agents, B sampled episodes, T steps, A actions, K parameters 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -58,11 +59,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 # What production compiles with: tests/conftest.py has set other flags, for speed.
-PRODUCTION = {
-    _platform.LEVEL: 1,
-    "xla_cpu_use_fusion_emitters": True,
-    "xla_cpu_parallel_codegen_split_count": 32,
-}
+PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
+if "fusion_emitters" in os.environ["XLA_FLAGS"]:
+    PRODUCTION["xla_cpu_use_fusion_emitters"] = True
 
 
 # ---- the networks -------------------------------------------------------------------------

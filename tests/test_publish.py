@@ -33,6 +33,7 @@ from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.evaluate import evaluate
 from pevdn.experiment.export import arrays
 from pevdn.experiment.run import Progress, Run
+from pevdn.privacy import randomness
 from pevdn.privacy.attacks.target import Target
 from pevdn.runtime.host import simulation_for
 
@@ -183,16 +184,11 @@ def test_the_readme_depends_on_whether_the_run_is_private() -> None:
     assert "ledger" not in page and told(page)["checkpoints/"] == "never"
 
 
-def test_the_readme_of_a_run_with_a_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readme, "randomness", lambda config: "os")
-    page = readme.of_run(configuration.make("pe-vdn-c", "toy:coordination", 10))
+def test_the_readme_of_a_run_with_a_secret_says_so() -> None:
+    config = configuration.make("pe-vdn-c", "toy:coordination", 10, settings={"randomness": "os"})
+    page = readme.of_run(config)
     assert told(page)["secret"].startswith("never") and "void" not in page
-    assert (
-        "`secret` "
-        not in readme.of_run(
-            configuration.make("pe-vdn-c", "toy:coordination", 10), forgotten=True
-        ).partition("| file |")[2]
-    )
+    assert "`secret` " not in readme.of_run(config, forgotten=True).partition("| file |")[2]
 
 
 def test_the_readme_is_there_before_training_starts_and_an_old_run_gets_one(
@@ -361,7 +357,7 @@ def test_a_publication_says_where_its_noise_came_from(
 ) -> None:
     for text in (json.dumps(public.privacy["randomness"]), (public.path / "README.md").read_text()):
         assert "31 bits" in text and "void" in text
-    monkeypatch.setattr(readme, "randomness", lambda config: "os")
+    monkeypatch.setattr(randomness, "source", lambda config: "os")
     other = pevdn.publish(copy, tmp_path / "os")
     assert other.privacy["randomness"]["source"] == "os"
     assert "void" not in (other.path / "README.md").read_text()

@@ -9,7 +9,6 @@ All keys are ECDSA P-256: TLS 1.2 is switched off by offering it suites for RSA 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 from collections.abc import Sequence
@@ -102,9 +101,7 @@ def create(
     if something fails, no file is left behind.
     """
     roster.check_team(config, mode, parties, world_address)
-    drawn = "seed" if rehearsal else "os"  # in earnest every party has a secret of its own
-    settings = dataclasses.replace(config.settings, randomness=drawn)
-    config = dataclasses.replace(config, settings=settings)
+    config = roster.with_randomness(config, rehearsal)
     patience = roster.seconds(patience)
     days = number("days", days, int, 1, AUTHORITY_DAYS)
     addresses = dict(parties) | ({} if world_address is None else {WORLD: world_address})

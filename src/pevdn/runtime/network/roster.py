@@ -118,6 +118,13 @@ class Roster:
         return hashlib.sha256(canonical(self.agreement).encode()).digest()
 
 
+def with_randomness(config: Config, rehearsal: bool) -> Config:
+    """The configuration with what parties draw from: in earnest each has a secret of its own."""
+    drawn = "seed" if rehearsal else "os"
+    settings = dataclasses.replace(config.settings, randomness=drawn)
+    return dataclasses.replace(config, settings=settings)
+
+
 def canonical(agreement: Mapping[str, Any]) -> str:
     """The one way to write an agreement down as JSON."""
     return json.dumps(agreement, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -293,6 +300,7 @@ def _parsed(path: Path, found: dict[str, Any]) -> Roster:
     config = configuration.make(
         algorithm, env, found["steps"], seed=found.get("seed", 0), settings=settings
     )
+    config = with_randomness(config, rehearsal)
     parties = [
         _entry("[[party]]", e, ("name", *PLACE)) for e in _typed("party", found["party"], list)
     ]
