@@ -33,7 +33,6 @@ from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.evaluate import evaluate
 from pevdn.experiment.export import arrays
 from pevdn.experiment.run import Progress, Run
-from pevdn.privacy import randomness
 from pevdn.privacy.attacks.target import Target
 from pevdn.runtime.host import simulation_for
 
@@ -353,14 +352,16 @@ def test_the_privacy_of_a_publication_is_the_ledgers(
 
 
 def test_a_publication_says_where_its_noise_came_from(
-    copy: Run, public: publish.Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    public: publish.Published, tmp_path: Path
 ) -> None:
     for text in (json.dumps(public.privacy["randomness"]), (public.path / "README.md").read_text()):
         assert "31 bits" in text and "void" in text
-    monkeypatch.setattr(randomness, "source", lambda config: "os")
-    other = pevdn.publish(copy, tmp_path / "os")
+    run = train("pe-vdn-c", tmp_path / "run", steps=100, randomness="os")
+    other = pevdn.publish(run, tmp_path / "os")
     assert other.privacy["randomness"]["source"] == "os"
     assert "void" not in (other.path / "README.md").read_text()
+    secret = (run.path / "secret").read_bytes()
+    assert not any(secret in file.read_bytes() for file in other.path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["plain", "no noise", "little noise"])
@@ -372,8 +373,8 @@ def test_a_run_that_promises_nothing_is_not_published(name: str, tmp_path: Path)
         from pevdn.privacy.ledger import Ledger
         from pevdn.privacy.planner import Plan
 
-        mechanism = Plan.of(run.config, AGENTS).mechanism
-        ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), mechanism, 2)
+        plan = Plan.of(run.config, AGENTS)
+        ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), plan.mechanism, 2, 9)
         ledger.settle(ledger.reserve(40, 30, [100, 100], 1), [30, 30], [30, 30], "")
     said = cli("publish", run.path, "--out", tmp_path / "out")
     assert said.code == 2 and "promise" in said.sentence
