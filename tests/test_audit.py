@@ -148,7 +148,7 @@ def test_the_canary_reaches_the_clip_norm_whatever_the_parameters():
     added = jax.jit(lambda learners: audit.added(attacker, learners, canary)[0])
     for size in (0.0, 0.1, 1.0, 10.0):
         norms = jnp.linalg.norm(added(jax.tree.map(lambda x, by=size: by * x, learners)), axis=-1)
-        assert norms.shape == (200, 3) and np.allclose(norms, clip_norm, rtol=1e-4)
+        assert norms.shape == (200, 3) and np.allclose(norms, clip_norm, rtol=1e-3)
 
 
 def test_the_observer_of_one_agent_uses_nothing_of_the_others():
@@ -214,7 +214,7 @@ def test_unlike_samples_are_learnt_from_in_full_and_divided_by_the_same_number()
         (released,), _ = jax.jit(sim._gradients)(state, split_keys(state.key, 4))
     squares = [np.square(x).reshape(2, 3, -1).sum(-1) for x in jax.tree.leaves(released)]
     expected = np.array([[2.0], [8.0]]) * sim.settings.clip_norm / 8
-    assert np.allclose(np.sqrt(sum(squares)), expected, rtol=1e-4)
+    assert np.allclose(np.sqrt(sum(squares)), expected, rtol=1e-3)
 
 
 # ---- the bound ------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_theorem_1_is_marked_unsound_for_a_throughput_above_1():
 
 
 @given(st.integers(8, 200), st.integers(1, 5), st.integers(1, 9), st.floats(1.5, 6.0))
-def test_coins_exceed_a_plan_once_in_a_million_runs(size, every, parallel, throughput):
+def test_coins_hardly_ever_exceed_a_plan(size, every, parallel, throughput):
     plan = Plan(
         max(size, every * 9, parallel),
         4,

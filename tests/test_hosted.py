@@ -34,7 +34,7 @@ from pevdn.runtime.copies import IDLE, RESET, STEP, Copies, Fault
 from pevdn.runtime.host import simulation_for
 from pevdn.runtime.hosted import HostedSimulation, episode_seed
 from pevdn.worlds.base import HostedWorld, Step, World
-from pevdn.worlds.hosted import problem_of
+from pevdn.worlds.hosted import problem_of, unstoppable
 from pevdn.worlds.toy import Coordination, CoordinationState
 
 STEPS = 120
@@ -196,6 +196,30 @@ FAULTS = {
 def failing(how: Callable[..., Any], after: int = 2, copies: int | None = None) -> HostedWorld:
     build = partial(tiny.Failing, how, after)
     return dataclasses.replace(tiny.TWO_STEP, build=build, copies=copies)
+
+
+@pytest.mark.parametrize("how", [tiny.pays_nan, tiny.sees_infinity, tiny.offers_nothing])
+def test_with_dp_no_number_of_a_world_stops_training(how: Callable[..., Any]) -> None:
+    """Numbers that are not finite are 0, and an agent that may do nothing may do anything."""
+    copies = Copies(unstoppable(failing(how, after=1)), 1, 60.0)
+    try:
+        copies.rows["order"] = RESET
+        copies.turn()
+        copies.rows["order"] = STEP
+        copies.turn()
+        (row,) = copies.rows
+        assert np.isfinite(row["reward"]) and np.isfinite(row["observations"]).all()
+        assert row["available"].reshape(2, 2).any(axis=1).all()
+    finally:
+        copies.close()
+
+
+def test_a_private_run_goes_on_where_another_stops(tmp_path: Path) -> None:
+    world = failing(tiny.pays_nan, after=7)
+    with pytest.raises(WorldFault, match="gave the reward nan"):
+        train("pe-vdn-b", world, tmp_path / "plain")
+    found = train("pe-vdn-c", world, tmp_path / "private")
+    assert found.finished and found.metrics[-1]["updates"] > 0
 
 
 @pytest.mark.parametrize("how", FAULTS)

@@ -99,7 +99,7 @@ class Laboratory:
         self.truth = Truth()
         self.fsync = os.fsync
         patch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: 0.0))  # same chunks always
-        patch.setattr(figures, "draw_curve", lambda run: None)
+        patch.setattr(figures, "draw_curve", lambda run, guaranteed: None)
         patch.setattr(Mechanism, "spent", lambda self, n: Spent(n, n, self.delta))  # PLDs are slow
         patch.setattr(runs, "_check_memory", lambda *_: None)
         patch.setattr(Lanes, "jit", self._once(Lanes.jit))

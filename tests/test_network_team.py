@@ -123,7 +123,7 @@ def programs() -> Iterator[None]:
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """toy:coordination has three agents."""
     world, real = Three(), worlds.make
-    monkeypatch.setattr(roster, "_agents", lambda env: 3)
+    monkeypatch.setattr(worlds, "team_size", lambda env: 3)
     monkeypatch.setattr(worlds, "make", lambda env: world if "coord" in env else real(env))
 
 

@@ -27,7 +27,7 @@ import pevdn
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.experiment import config as configuration
-from pevdn.experiment import directory, publish, readme
+from pevdn.experiment import directory, export, figures, publish, readme
 from pevdn.experiment import run as runs
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.evaluate import evaluate
@@ -320,6 +320,8 @@ def test_the_figures_that_are_published_are_the_runs(
     assert len(lines) == len(private.metrics)
     for line, own in zip(lines, private.metrics, strict=True):
         assert line.pop("lane") == own.pop("seed") - SEED
+        for name in ("epsilon_team", "epsilon_agent"):  # of a line: spent so far
+            own[f"{name}_spent"] = own.pop(name)
         assert line == own
     summary = json.loads((public.path / "summary.json").read_text())
     assert summary["lanes"] == LANES and "seeds" not in summary
@@ -414,7 +416,7 @@ def test_a_publication_that_fails_leaves_nothing_behind(
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publish, "_draw", fail)
+    monkeypatch.setattr(figures, "draw_lines", fail)
     with pytest.raises(PevdnError, match=r"cannot write .*out: No space left"):
         pevdn.publish(private, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -435,10 +437,13 @@ def test_the_data_of_a_party_are_not_published_as_a_run(tmp_path: Path) -> None:
         ("smax-sc2:3m", "smax-sc2:3m"),
         ("jaxmarl:overcooked?layout=coord_ring", "jaxmarl:overcooked?layout=coord_ring"),
         ("pettingzoo:own_world?file=/home/bob/data.csv", "pettingzoo:own_world?…"),
+        ("pettingzoo:own_world?data=patients.csv&token=abc", "pettingzoo:own_world?…"),
+        ("pettingzoo:own_world?seed=42", "pettingzoo:own_world?…"),
+        ("pettingzoo:own_world?N=3&local=true", "pettingzoo:own_world?N=3&local=true"),
     ],
 )
 def test_a_path_in_the_name_of_a_world_is_not_published(env: str, shown: str) -> None:
-    assert publish.public_world(env) == shown
+    assert export.public_world(env) == shown
 
 
 def test_the_command_says_what_it_published(private: Run, tmp_path: Path) -> None:

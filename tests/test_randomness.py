@@ -20,7 +20,7 @@ from pevdn.errors import PevdnError
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.run import Run
 from pevdn.privacy import chacha, secret
-from pevdn.privacy.ledger import Ledger
+from pevdn.privacy.ledger import FILE, HEAD, Ledger
 
 KEY = chacha.key(bytes(range(32)))
 
@@ -199,29 +199,48 @@ def test_a_run_that_lost_its_secret_before_its_first_checkpoint_is_refused(
         pevdn.resume(path)
 
 
-def test_a_copy_goes_on_with_other_noise(tmp_path: Path) -> None:
-    """The original and its copy play other episodes: equal noise would show their difference."""
-    run = train(tmp_path / "run", randomness="os", steps=120)
+@pytest.mark.parametrize("noticed", [True, False])
+def test_whoever_goes_on_draws_new_random_numbers(tmp_path: Path, noticed: bool) -> None:
+    """Also where a copy is not noticed: the disk may have been set back to a snapshot."""
+    run = train(tmp_path / "run", randomness="os", steps=300)
     (run.path / "summary.json").unlink()
-    config = (run.path / "config.yaml").read_text()
-    assert "steps: 120" in config
-    keys = []
+    shutil.rmtree(sorted((run.path / "checkpoints").iterdir(), key=lambda p: int(p.name))[-1])
+    before = keys_of(run)
+    lines = (run.path / FILE).read_text().splitlines(keepends=True)
+    saved = Checkpoints(run.path, run.config, read_only=True)
+    position = saved.restore(simulation_of(run))[1].ledger_line
+    saved.close()
+    assert 0 < position < len(lines)
+    # As if nothing had come after the checkpoint.
+    (run.path / FILE).write_text("".join(lines[:position]))
+    last = json.loads(lines[position - 1])
+    (run.path / HEAD).write_text(json.dumps({k: last[k] for k in ("line", "check")}))
+    after = []
     for name in ("one", "two"):
         path = tmp_path / name
         shutil.copytree(run.path, path)
-        shutil.rmtree(sorted((path / "checkpoints").iterdir())[-1])
-        pevdn.resume(path)
-        keys.append(keys_of(Run(path)))
-    original = keys_of(run)
-    assert not np.array_equal(keys[0], keys[1])
-    assert not any(np.array_equal(found, original) for found in keys)
+        with pytest.MonkeyPatch.context() as patch:
+            if not noticed:
+                patch.setattr(Ledger, "note_copy", lambda self: False)
+            pevdn.resume(path)
+        after.append(keys_of(Run(path)))
+        kinds = [json.loads(line)["kind"] for line in (path / FILE).read_text().splitlines()]
+        assert kinds[position : position + 1 + noticed] == ["copied"] * noticed + ["renew"]
+        assert kinds.count("renew") == 1
+        assert cli("ledger", path).code == 0
+    assert not np.array_equal(*after)
+    assert not any(np.array_equal(found, before) for found in after)
 
 
-def keys_of(run: Run) -> np.ndarray:
+def simulation_of(run: Run) -> Any:
     from pevdn import worlds
     from pevdn.runtime.host import simulation_for
 
+    return simulation_for(worlds.make(run.config.env), run.config)
+
+
+def keys_of(run: Run) -> np.ndarray:
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
-    state, _ = checkpoints.restore(simulation_for(worlds.make(run.config.env), run.config))
+    state, _ = checkpoints.restore(simulation_of(run))
     checkpoints.close()
     return data(state.key)

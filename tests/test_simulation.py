@@ -231,6 +231,43 @@ def test_a_minibatch_is_learnt_from_in_full_whatever_the_size_of_its_parts():
     assert relative_error(in_parts, jax.tree.map(lambda x: x / 16, whole)) < 1e-4
 
 
+@pytest.mark.parametrize("network", ["recurrent", "entities"])
+def test_what_an_episode_adds_does_not_depend_on_which_others_were_sampled(network):
+    """Bit for bit: sum(S ∪ {k}) = sum(S) + sum({k}), whatever parts and horizons that makes.
+
+    Rewards that cancel make the gradient depend on the last bits of long sums.
+    """
+    agents = (AgentSpec(20, 6, (Things(0, 3, 4, actions=3),)),) * 3
+    world = SimpleNamespace(name="long", agents=agents, max_steps=60)
+    how = {"network": network, "buffer_size": 32, "expected_batch_size": 16, "return_lambda": 0.3}
+    sim = Simulation(world, config.make("pe-vdn-c", settings={**SMALL, **how}))
+    assert len(sim.horizons) == 4 and sim.part == 8
+    state = random_state(sim, 21, lanes=2)
+    lengths = np.tile(np.array([13] * 8 + [21] * 8 + [33] * 8 + [60] * 8 + [0]), (2, 1, 1))
+    rewards = np.zeros((2, 1, 33, 60))
+    rewards[..., 8:12] = np.array([1, -3, 3, -1]) * 1e4
+    replays = tuple(
+        rows._replace(
+            length=jnp.asarray(np.broadcast_to(lengths, rows.length.shape), jnp.int32),
+            rewards=jnp.asarray(np.broadcast_to(rewards, rows.rewards.shape), jnp.float32),
+        )
+        for rows in state.replays
+    )
+    state, run = state._replace(replays=replays), jax.jit(sim._minibatch)
+
+    def total(*lanes):
+        chosen = [list(slots) + [32] * (32 - len(slots)) for slots in lanes]
+        found, _ = run(state, jnp.array(chosen), state.key)
+        return [np.asarray(x).astype(np.int64) for x in jax.tree.leaves(found)]
+
+    others = [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 24, 25]
+    for k in (5, 12, 20, 31):
+        there, without, alone = total([*others, k], others), total(others, others), total([k], [])
+        for a, b, c in zip(there, without, alone, strict=True):
+            assert np.array_equal(a[0], b[0] + c[0])
+            assert np.array_equal(a[1], b[1])  # the other lane, too
+
+
 def test_the_program_samples_at_the_rate_that_is_accounted_for():
     """Half of the noise-free gradients of a buffer of equal episodes, at q = 1/2, on average.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -137,6 +138,23 @@ def _write(path: Path, content: bytes) -> None:
         raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
 
 
+def public_world(env: str) -> str:
+    """The id of a world, without arguments that may name data, a place or a seed.
+
+    Those of a world outside of JAX stay if they are numbers or truth values and speak of no seed.
+    """
+    name, mark, arguments = env.partition("?")
+    if name.startswith(("smax", "jaxmarl:", "toy:")):  # their arguments are names of the library
+        return f"{name}?…" if any(sign in arguments for sign in "/\\~") else env
+
+    def harmless(argument: str) -> bool:
+        key, _, value = argument.partition("=")
+        plain = re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE)
+        return plain is not None and "seed" not in key.lower()
+
+    return env if not mark or all(map(harmless, arguments.split("&"))) else f"{name}?…"
+
+
 # ---- facts --------------------------------------------------------------------------------------
 
 
@@ -148,7 +166,7 @@ def facts_of(
         "pevdn_format": VERSION,
         "pevdn_version": pevdn.__version__,
         "algorithm": config.algorithm,
-        "world": config.env,
+        "world": public_world(config.env),
         "agent": str(agent),
         "model": _named(config, model),
         **about(params),

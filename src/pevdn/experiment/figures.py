@@ -11,6 +11,7 @@ from pevdn.experiment.report import MODELS, by_seed, column
 if TYPE_CHECKING:
     from pevdn.experiment.config import Config
     from pevdn.experiment.directory import Run
+    from pevdn.privacy.accounting import Spent
 
 Series = list[tuple[float, float]]
 
@@ -26,15 +27,17 @@ def mean_curve(lines: Sequence[dict[str, Any]], name: str) -> Series:
     return points
 
 
-def draw_curve(run: Run) -> Path:
+def draw_curve(run: Run, guaranteed: Spent | None = None) -> Path:
     """curve.png: the win rate of each seed, and their mean, against environment steps."""
     path = run.path / "curve.png"
-    draw_lines(run.config, run.metrics, path)
+    draw_lines(run.config, run.metrics, path, guaranteed)
     return path
 
 
-def draw_lines(config: Config, lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """The same, from lines as metrics.jsonl has them."""
+def draw_lines(
+    config: Config, lines: Sequence[dict[str, Any]], path: Path, guaranteed: Spent | None = None
+) -> None:
+    """The same, from lines as metrics.jsonl has them, and what a private run guarantees."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -56,11 +59,11 @@ def draw_lines(config: Config, lines: Sequence[dict[str, Any]], path: Path) -> N
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(frameon=False)
     title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
-    if config.private:
-        last = [curve[-1] for curve in by_seed(lines).values()]
-        team, agent = (max(x[f"epsilon_{v}"] for x in last) for v in ("team", "agent"))
-        delta = last[0]["delta"]
-        title += f"\nε team {team:.2f}, ε agent {agent:.2f} (conditional) at δ = {delta:.2g}"
+    if guaranteed is not None:
+        title += (
+            f"\nε team {guaranteed.epsilon_team:.2f}, ε agent {guaranteed.epsilon_agent:.2f} "
+            f"(conditional) at δ = {guaranteed.delta:.2g}"
+        )
     axes.set(title=title, xlabel="environment steps", ylabel="win rate", ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)

@@ -41,7 +41,7 @@ def _figures(evaluated: dict[str, float] | None) -> str:
         if evaluated.get(f"win_rate_{model}") is not None:
             text += f" ({model} {evaluated[f'win_rate_{model}']:.2f})"
     if "epsilon_team" in evaluated:
-        text += f" · ε team {evaluated['epsilon_team']:.2f}"
+        text += f" · ε team {evaluated['epsilon_team']:.2f} so far"
     return text
 
 

@@ -99,8 +99,11 @@ def publish(
     summary = run.summary  # only a finished run has one
     _refuse_taken(out)
     privacy = _privacy(run, config)
-    public = dataclasses.replace(config, env=public_world(config.env))
+    public = dataclasses.replace(config, env=export.public_world(config.env))
     lines = _metrics(run, config)
+    from pevdn.experiment.figures import draw_lines
+    from pevdn.privacy.accounting import Spent
+
     with _all_or_nothing(out) as draft:
         policies = _policies(run, public, model, format, write, draft)
         _write_config(public, draft / "config.yaml")
@@ -114,7 +117,9 @@ def publish(
         }
         for name, text in texts.items():
             (draft / name).write_text(text)
-        _draw(public, lines, draft / "curve.png")
+        epsilon, delta = privacy["epsilon"], privacy["delta"]
+        guaranteed = Spent(epsilon["agent"], epsilon["team"], delta)
+        draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
         files = tuple(sorted((*policies, *texts, "config.yaml", "curve.png")))
     return Published(out, files, privacy)
 
@@ -231,7 +236,10 @@ def _metrics(run: Run, config: Config) -> list[dict[str, Any]]:
                 f"{run.path / 'metrics.jsonl'} has a line of another seed than config.yaml says; "
                 "restore the run from a backup."
             )
-        lines.append({"lane": lane, **_allowed(line, FIGURES)})
+        found = _allowed(line, FIGURES)
+        for name in ("epsilon_team", "epsilon_agent"):  # so far, unlike those of summary.json
+            found[f"{name}_spent"] = found.pop(name)
+        lines.append({"lane": lane, **found})
     return lines
 
 
@@ -256,20 +264,13 @@ def _write_config(config: Config, path: Path) -> None:
     path.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
-def _draw(config: Config, lines: list[dict[str, Any]], path: Path) -> None:
-    from pevdn.experiment.figures import draw_lines
-
-    draw_lines(config, [{**line, "seed": line["lane"]} for line in lines], path)
+def _by_seed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As they are drawn."""
+    return [{**line, "seed": line["lane"]} for line in lines]
 
 
 def _allowed(found: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found}
-
-
-def public_world(env: str) -> str:
-    """The id of a world, without arguments that name a place on this machine."""
-    name, mark, arguments = env.partition("?")
-    return f"{name}?…" if mark and any(sign in arguments for sign in "/\\~") else env
 
 
 @contextmanager

@@ -205,6 +205,7 @@ class _Training:
         self._stop = False
         self._saved_at = 0
         self.ledger: Ledger | None = None
+        self._to_renew = False  # before the first chunk that is not a repetition
         self.affordable = affordable(config, len(self.simulation.team))
         _check_memory(self.simulation, self.lanes.devices)
 
@@ -233,10 +234,13 @@ class _Training:
         import jax.numpy as jnp
 
         self.seeds = jnp.arange(self.config.seed, self.config.seed + self.config.seeds)
-        origins = randomness.origins(self.config, self._secret()) if self._is_new() else None
+        new = self._is_new()
+        own = self._secret() if new else None  # before the ledger, which counts what is drawn
         if self.config.private:
             self.ledger = self._open_ledger()
-        if origins is not None:
+        if new:
+            nonce = self.ledger.nonce if self.ledger is not None else ""
+            origins = randomness.origins(self.config, own, nonce)
             self.state = self.lanes.jit(self.simulation.start, origins)(origins)
         else:
             self.state, self.progress = self.checkpoints.restore(self.simulation)
@@ -274,7 +278,7 @@ class _Training:
         plan = Plan.of(self.config, len(self.simulation.team))
         accounting.check_size(self.simulation.parameters, plan.exposure)
         facts = (plan.mechanism, self.config.seeds, plan.exposure, self.affordable)
-        return Ledger.begin(path, run, *facts)
+        return Ledger.begin(path, run, *facts, randomness.source(self.config))
 
     def _continue_ledger(self, ledger: Ledger, new_noise: bool) -> None:
         """Go on at the position of the restored state."""
@@ -282,27 +286,33 @@ class _Training:
 
         ledger.go_on(self.progress.ledger_line, self.progress.ledger_check)
         if ledger.note_copy():
-            then = (
-                "Train only one of the two, or resume one with --new-noise, so that both do not "
-                "use the same noise."
-            )
-            if randomness.source(self.config) == "os":
-                new_noise = True  # on other episodes the same noise would show their difference
-                then = "It draws new random numbers, so that its noise is not the original's."
+            then = ""
+            if randomness.source(self.config) == "seed":
+                then = (
+                    " Train only one of the two, or resume one with --new-noise, so that both do "
+                    "not use the same noise."
+                )
             self.observer.note(
                 f"this is a copy of a run ({self.run.path / FILE} began as another file): what it "
                 "trains from here on is one more spend of the same episodes, and the original's "
-                f"ledger does not know of it. {then}"
+                f"ledger does not know of it.{then}"
             )
         if new_noise:
             ledger.renew()
+        # A copy, a backup or a snapshot of the disk that is trained on plays other episodes. Under
+        # the same noise their difference would show, so what is new gets new random numbers. (With
+        # a seed a run can be repeated, and its noise promises nothing about real episodes.)
+        begun = len(ledger.lines) > 1
+        self._to_renew = begun and not new_noise and randomness.source(self.config) == "os"
 
     def _compile(self) -> None:
+        import jax
+
         began = time.monotonic()
         self.observer.note("compiling (cached for the next time) …")
         state = self.simulation.like()
         params = tuple(learner.params for learner in state.learners)
-        keys = evaluation_keys(self.seeds, 0)
+        keys = jax.eval_shape(jax.vmap(jax.random.key), self.seeds)
         evaluation = self.simulation.prepare_evaluation(params, keys, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluate = pool.submit(evaluation)
@@ -370,6 +380,9 @@ class _Training:
         most = min(most, self.simulation.at_once)
         limit = [configuration.MOST] * self.config.seeds
         if ledger is not None:
+            if self._to_renew and ledger.up_to_date:
+                ledger.renew()
+                self._to_renew = False
             self._apply_renewals(ledger)
             if self.affordable is not None:
                 limit = [self.affordable - lost for lost in ledger.lost]
@@ -497,7 +510,8 @@ class _Training:
         from pevdn.experiment.figures import draw_curve
         from pevdn.experiment.report import summarise
 
-        draw_curve(self.run)
+        worst = None if self.ledger is None else max(self.ledger.guaranteed())
+        draw_curve(self.run, worst)
         summary = summarise(
             self.run,
             self.config,

@@ -40,6 +40,7 @@ ORDERS = [*(1 + x / 4 for x in range(1, 44)), *range(12, 64)]  # of Rényi diver
 # (docs/privacy.md, "Whole numbers"; `pevdn.privacy.gaussian`).
 EXACTNESS = 1 - 2.0**-17  # a Gaussian of so much less deviation gives away no less
 COORDINATES = 2.0**36  # more numbers than any training noises while one episode is in the buffer
+LARGEST = 2**22  # parameters of a team: more would take a quarter off the clip norm, or more
 DISTANCE = COORDINATES * gaussian.DISTANCE  # in total variation, of all their noise together
 TEAMMATE = (
     "none: a teammate sees every opened team error before any noise and knows the indices; only "
@@ -181,7 +182,15 @@ def composed(
 
 
 def check_size(parameters: int, exposure: int) -> None:
-    """One sentence if more numbers are noised than the accountant's error is stated for."""
+    """One sentence if more numbers are noised than the accountant's error is stated for.
+
+    `parameters` are those of the whole team.
+    """
+    if parameters > LARGEST:
+        raise UsageError(
+            f"a team of {parameters:,} parameters is larger than the {LARGEST:,} that gradients "
+            "can be clipped for in 32-bit numbers; lower hidden_size."
+        )
     if parameters * exposure > COORDINATES:
         raise UsageError(
             f"a team of {parameters:,} parameters that makes up to {exposure:,} private updates "

@@ -107,12 +107,13 @@ class Ledger:
         seeds: int,
         planned: int,
         affordable: int | None = None,
+        randomness: str = "seed",
     ) -> Ledger:
         """A new ledger; nothing may be reserved before this returns.
 
         `planned` is the largest exposure that the settings allow, `affordable` the largest that
-        the run's budget allows, if it has one. A ledger with more than an `open` line is never
-        replaced.
+        the run's budget allows, if it has one; `randomness` says where the noise comes from. A
+        ledger with more than an `open` line is never replaced.
         """
         path = folder / FILE
         if cls.begun(folder):
@@ -125,6 +126,7 @@ class Ledger:
         ledger = cls(folder, [])
         facts = {"version": VERSION, "run": run, "nonce": secrets.token_hex(8), "seeds": seeds}
         plan = {"mechanism": mechanism._asdict(), "planned": planned, "affordable": affordable}
+        facts["randomness"] = randomness
         ledger._append("open", **facts, **plan, inode=path.stat().st_ino)
         place = os.open(folder, os.O_RDONLY)
         os.fsync(place)  # the file's name has to survive as well
@@ -224,6 +226,16 @@ class Ledger:
             return None
         self._at += 1
         return str(entry["nonce"])
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the current state contains the whole lineage: what comes next is new."""
+        return self._pending is None
+
+    @property
+    def nonce(self) -> str:
+        """What no other ledger has."""
+        return str(self.lines[0]["nonce"])
 
     @property
     def _pending(self) -> Line | None:

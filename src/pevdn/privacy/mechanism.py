@@ -65,7 +65,7 @@ class Release:
 
         With `by_array` none of the arrays takes the others' share; the whole then still is within
         C. `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one
-        episode: at most C/unit, also when a gradient is not finite (it then counts as zero).
+        episode: at most C/unit, also when a gradient is not finite (such numbers count as zero).
         """
         from jax_privacy.clipping import clip_pytree  # a second, which only private training needs
 

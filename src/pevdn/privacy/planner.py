@@ -23,7 +23,7 @@ from pevdn.privacy.accounting import VIEWS, Mechanism
 if TYPE_CHECKING:
     from pevdn.experiment.config import Config
 
-UNLUCKY = 1e-6  # chance that coins exceed a plan
+UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps
 STEP = 1e-3  # noise multipliers are found to this accuracy, rounded up
 LARGEST_NOISE = 1e4
@@ -119,7 +119,8 @@ class Plan:
             return most
         from scipy.stats import binom
 
-        return int(binom.isf(UNLUCKY / with_updates, most, 1 / self.throughput))
+        chance = min(1.0, 1 / self.throughput + 2.0**-23)  # of a coin in float32
+        return int(binom.isf(UNLUCKY / with_updates, most, chance))
 
     def epsilon(self, view: str, coarseness: float = 1.0) -> float:
         return self.mechanism.epsilon(self.exposure, view, coarseness=coarseness)

@@ -9,6 +9,7 @@ protected.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,8 +46,12 @@ def generator(config: Config) -> Any:
     return chacha.generator()
 
 
-def origins(config: Config, secret: bytes | None) -> Array:
-    """The key (S,) that each lane of a training begins with."""
+def origins(config: Config, secret: bytes | None, nonce: str = "") -> Array:
+    """The key (S,) that each lane of a training begins with.
+
+    The `nonce` is that of the run's ledger: a training that begins again in a copy of the directory
+    has another one.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -55,7 +60,7 @@ def origins(config: Config, secret: bytes | None) -> Array:
         return jax.vmap(jax.random.key)(seeds)
     from pevdn.privacy import chacha
 
-    own = chacha.key(secret)
+    own = chacha.key(hashlib.sha256(b"pevdn training" + secret + nonce.encode()).digest())
     return jax.vmap(lambda seed: jax.random.fold_in(own, seed))(seeds)
 
 

@@ -31,6 +31,7 @@ from pevdn.runtime.copies import RESET, STEP, Copies, Fault
 from pevdn.runtime.host import HostSimulation, SteppedSimulation
 from pevdn.runtime.simulation import Played, Score, State, score_of, split_keys
 from pevdn.worlds.base import AgentSpec, HostedWorld
+from pevdn.worlds.hosted import unstoppable
 
 COPIES_A_CORE = 4  # so many share the cost of one call that chooses their actions
 
@@ -88,7 +89,7 @@ class HostedSimulation(SteppedSimulation):
     at_once = 1  # so that a world that fails leaves the state of the iteration before
 
     def __init__(self, world: HostedWorld, config: Config) -> None:
-        super().__init__(world, config)
+        super().__init__(unstoppable(world) if config.private else world, config)
         wanted = config.settings.envs
         if world.copies is not None and wanted > world.copies:
             raise UsageError(

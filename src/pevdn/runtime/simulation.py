@@ -572,8 +572,8 @@ class Simulation:
 
         If private, each episode's is clipped, and sums are in whole units. Most episodes are far
         shorter than the world allows, and a sample may have any size: so they are worked off in
-        parts, the longest first, and no part takes more steps than its longest episode needs, to
-        the next of the `horizons`.
+        parts, and no part takes more steps than its longest episode needs, to the next of the
+        `horizons`.
         """
         scratch, n = self.settings.buffer_size, self.part
         lengths = state.replays[0].length[:, 0]  # (S, buffer_size + 1), the same for every agent
@@ -605,11 +605,15 @@ class Simulation:
         return nothing, jnp.zeros(state.key.shape)
 
     def _in_parts(self, chosen: Array, lengths: Array) -> tuple[Array, Array]:
-        """The chosen slots (S, B) longest first, filled up with scratch, and how many parts.
+        """The chosen slots (S, B) in parts, filled up with scratch, and how many parts.
 
-        `lengths` (S, buffer_size + 1) are those of the stored episodes.
+        `lengths` (S, buffer_size + 1) are those of the stored episodes. Longest first, so that few
+        steps are computed in vain; if private, by horizon: sampling one episode must not change
+        how another's gradient is rounded.
         """
         scratch, n = self.settings.buffer_size, self.part
+        if self.release is not None:
+            return indices.by_horizon(chosen, lengths, self.horizons, n)
         chosen = jax.vmap(indices.longest_first)(chosen, lengths)
         chosen = jnp.pad(chosen, ((0, 0), (0, -chosen.shape[1] % n)), constant_values=scratch)
         return chosen, -(-jnp.max(jnp.sum(chosen != scratch, axis=1)) // n)

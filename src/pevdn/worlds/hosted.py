@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pevdn.agent.interface import AgentSpec
 from pevdn.errors import UsageError
-from pevdn.worlds.base import HostedWorld, Step, World
+from pevdn.worlds.base import HostedWorld, HostEnv, Step, World
 
 
 def inside(world: World | HostedWorld, what: str) -> World:
@@ -20,6 +21,60 @@ def inside(world: World | HostedWorld, what: str) -> World:
             "another, such as smax-sc2:3m."
         )
     return world
+
+
+def unstoppable(world: HostedWorld) -> HostedWorld:
+    """The same world, for training with DP: no number that it gives stops the run.
+
+    That an episode held NaN would become known without noise. Numbers that are not finite count as
+    0, and an agent without an available action may do anything. A world that raises, hangs, or
+    gives other shapes is still stopped: that is an event of the world and not of its data.
+    """
+    return dataclasses.replace(world, build=Mending(world.build))
+
+
+class Mending:
+    """Builds copies of a world whose steps are mended."""
+
+    def __init__(self, build: Callable[..., HostEnv]) -> None:
+        self._build = build
+
+    def __call__(self, **how: Any) -> HostEnv:
+        return Mended(self._build(**how))
+
+
+class Mended:
+    """A copy of a world, and in front of it what mends its steps."""
+
+    def __init__(self, env: HostEnv) -> None:
+        self._env = env
+
+    def reset(self, seed: int) -> Step:
+        return mended(self._env.reset(seed))
+
+    def step(self, actions: tuple[int, ...]) -> Step:
+        return mended(self._env.step(actions))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+def mended(step: Step) -> Step:
+    """The step with finite numbers and an available action; one of another form as it is."""
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            seen: Any = tuple(_finite(view) for view in step.observations)
+            masks: Any = tuple(np.asarray(mask, bool) for mask in step.available)
+            reward: Any = _finite(step.reward)
+    except (TypeError, ValueError, AttributeError):
+        return step
+    masks = tuple(mask if mask.any() else np.ones_like(mask) for mask in masks)
+    return step._replace(observations=seen, available=masks, reward=reward)
+
+
+def _finite(value: Any) -> np.ndarray:
+    numbers = np.asarray(value, np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0))
 
 
 def problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:

@@ -63,6 +63,8 @@ class Arm:
         found, wanted = (_flat(config) for config in (self.run.config, self.config))
         found["seeds"] = min(found["seeds"], wanted["seeds"])
         del wanted["checkpoint_every"]  # changes nothing that is measured
+        if wanted["randomness"] == "auto":  # was decided when the run began
+            del wanted["randomness"]
         others = [name for name in wanted if found[name] != wanted[name]]
         if others:
             told = ", ".join(f"{n}={found[n]} (wanted: {wanted[n]})" for n in others[:3])

@@ -148,14 +148,18 @@ class Mind:
 
     def _parts(self, rows: HostReplay, slots: np.ndarray) -> Iterator[tuple[Episode, np.ndarray]]:
         """Batches with room for the longest of their episodes, and what of them is padding."""
-        scratch = len(rows.length) - 1
-        for start in range(0, len(slots), self._part):
-            here = slots[start : start + self._part]
-            part = np.concatenate([here, np.full(self._part - len(here), scratch)])
-            steps = next(h for h in self._horizons if h >= rows.length[part].max())
-            batch = self._blank(steps)
-            rows.fetch(part, batch)
-            yield batch, part == scratch
+        scratch, groups = len(rows.length) - 1, [slots]
+        if self.mechanism is not None:  # as in the simulation, by what each episode needs
+            horizon = np.searchsorted(self._horizons, rows.length[slots])
+            groups = [slots[horizon == h] for h in range(len(self._horizons))]
+        for group in groups:
+            for start in range(0, len(group), self._part):
+                here = group[start : start + self._part]
+                part = np.concatenate([here, np.full(self._part - len(here), scratch)])
+                steps = next(h for h in self._horizons if h >= rows.length[part].max())
+                batch = self._blank(steps)
+                rows.fetch(part, batch)
+                yield batch, part == scratch
 
     def _blank(self, steps: int) -> Episode:
         sizes = (steps, self.spec.observation_size, self.spec.n_actions)

@@ -35,7 +35,7 @@ from pevdn.experiment import readme
 from pevdn.experiment.config import fingerprint
 from pevdn.experiment.directory import make_private, to_json, whole_lines, write_whole
 from pevdn.experiment.run import affordable
-from pevdn.privacy import accounting
+from pevdn.privacy import accounting, randomness
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.runtime.network import course as courses
@@ -654,7 +654,8 @@ class Party:
         own = sum(x.size for x in jax.tree.leaves(self.learner.params))
         accounting.check_size(own * self.agents, plan.exposure)
         facts = (plan.mechanism, 1, plan.exposure, self._affordable)
-        return Ledger.begin(self.folder, fingerprint(self.config), *facts)
+        source = randomness.source(self.config)
+        return Ledger.begin(self.folder, fingerprint(self.config), *facts, source)
 
     def _refill(self) -> None:
         """The replay buffer as it was when the snapshot was made."""

@@ -33,6 +33,7 @@ from pevdn.runtime.network.randomness import Secret
 from pevdn.runtime.network.roster import WORLD, Roster
 from pevdn.runtime.network.status import Status
 from pevdn.worlds.base import HostedWorld, Step, World
+from pevdn.worlds.hosted import unstoppable
 
 
 class Inside:
@@ -106,7 +107,8 @@ def episodes_of(world: World | HostedWorld, config: Config) -> Inside | Outside:
     if not isinstance(world, HostedWorld):
         return Inside(world)
     count = max(block_size(config), config.settings.eval_episodes)
-    return Outside(world, count, config.settings.world_timeout)
+    given = unstoppable(world) if config.private else world
+    return Outside(given, count, config.settings.world_timeout)
 
 
 class WorldHost:
