@@ -58,7 +58,7 @@ ENDS: list[Any] = []  # gRPC crashes if a server is freed while a call of it is 
 def in_a_toy_world(patch: pytest.MonkeyPatch) -> None:
     """That has work for three."""
     patch.setattr(worlds, "make", lambda name: Coordination(AGENTS))
-    patch.setattr(rosters, "_agents", lambda name: AGENTS)
+    patch.setattr(worlds, "team_size", lambda name: AGENTS)
     patch.setattr(party, "SNAPSHOT", SNAPSHOTS)
 
 
