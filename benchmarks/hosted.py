@@ -84,7 +84,7 @@ def measure(rounds: int = 7, seconds: float = 2.0, **settings: Any) -> Speeds:
         return jax.jit(f, donate_argnums=donate, compiler_options=compiler_options())
 
     sim: Any = simulation_for(WORLD, config.make("pe-vdn-b", WORLD.name, settings=settings))
-    advance = sim.compile(jnp.arange(1), jit)
+    advance = sim.compile(jit)
     state = jax.jit(sim.start)(jnp.arange(1))
     copies, processes = sim.n_copies, min(sim.n_copies, os.cpu_count() or 1)
     always, once, limit = jnp.int32(10**9), jnp.int32(1), jnp.full(1, 10**9, jnp.int32)

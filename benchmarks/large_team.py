@@ -62,7 +62,7 @@ def main() -> None:
     cache_compilations()
     sim = HostSimulation(worlds.make(ENV), config.make("pe-vdn-b", ENV, settings=settings))
     seeds = jnp.arange(1)
-    advance = sim.compile(seeds, Lanes(1, 1, print).jit)
+    advance = sim.compile(Lanes(1, 1, print).jit)
     state = jax.jit(sim.start)(seeds)
     state = advance(state, MANY, jnp.int32(-(-played // sim.block)))
     played = int(state.episodes[0])

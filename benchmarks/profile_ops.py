@@ -33,7 +33,7 @@ def main() -> None:
     algorithm = sys.argv[1] if len(sys.argv) > 1 else "pe-vdn-b"
     wanted = config.make(algorithm, settings=config.parse_assignments(sys.argv[2:]))
     sim, seeds = Simulation(worlds.make(wanted.env), wanted), jnp.arange(1)
-    advance = sim.compile(seeds, Lanes(1, 1, print).jit)
+    advance = sim.compile(Lanes(1, 1, print).jit)
     state, limit = jax.jit(sim.start)(seeds), jnp.array([config.MOST], jnp.int32)
     blocks = 2 + wanted.learning_starts // sim.block
     state = advance(state, jnp.int32(config.MOST), jnp.int32(blocks), limit)
