@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pevdn
-from pevdn import worlds
+from pevdn import _platform, worlds
 from pevdn.cli import main
 from pevdn.experiment.checkpoint import Checkpoints
 from pevdn.experiment.run import Progress, Run
@@ -47,6 +47,10 @@ PRIVATE: dict[str, Any] = {
     "network": "recurrent",  # the coordination game takes memory
     "average_decay": 0.0,
 }
+# What production compiles with: conftest.py has set other flags, for speed.
+PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
+if "fusion_emitters" in os.environ["XLA_FLAGS"]:
+    PRODUCTION["xla_cpu_use_fusion_emitters"] = True
 WORLD = {"pe-vdn-b": "toy:two-step", "pe-vdn-c": "toy:coordination"}
 
 

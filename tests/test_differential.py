@@ -23,7 +23,6 @@ Shapes: S lanes, N agents, B sampled episodes, T steps, A actions, K parameters 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,9 +36,9 @@ import optax
 import pytest
 from jax_privacy import clipping
 from optax.tree_utils import tree_get, tree_set
-from support import slow
+from support import PRODUCTION, slow
 
-from pevdn import _platform, worlds
+from pevdn import worlds
 from pevdn.agent import learning, network
 from pevdn.agent.entities import Parameters as EntityParameters
 from pevdn.exchange import secret_shared
@@ -57,11 +56,6 @@ STEP = 1e-30  # h of the complex step
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="a GPU may multiply in less than float32"
 )
-
-# What production compiles with: tests/conftest.py has set other flags, for speed.
-PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
-if "fusion_emitters" in os.environ["XLA_FLAGS"]:
-    PRODUCTION["xla_cpu_use_fusion_emitters"] = True
 
 
 # ---- the networks -------------------------------------------------------------------------
