@@ -61,24 +61,20 @@ def main(
         f"{ledger.mechanism.relation}"
     )
     print_table(
-        [
-            *("seed", "ε team", "ε agent (conditional)", "ε teammate", "team spent", "agent spent"),
-            *("exposure bound", "exposure", "updates", "lost in crashes"),
-        ],
+        ["seed", "ε team", "ε agent*", "teammate", "spent so far", "exposure", "updates", "lost"],
         [
             [
                 row["seed"],
                 f"{row['epsilon_team']:.3f}",
                 f"{row['epsilon_agent']:.3f}",
                 "none",
-                f"{row['epsilon_team_spent']:.3f}",
-                f"{row['epsilon_agent_spent']:.3f}",
-                f"{row['exposure_bound']:,}",
-                f"{row['exposure']:,}",
+                f"{row['epsilon_team_spent']:.3f}, {row['epsilon_agent_spent']:.3f}*",
+                f"{row['exposure']:,} of {row['exposure_bound']:,}",
                 f"{row['updates']:,}",
                 f"{row['lost']:,}",
             ]
             for row in rows
         ],
     )
+    typer.echo("* conditional; only ε team is proven (docs/privacy.md).")
     typer.echo(f"{MEANING}\n\n{randomness.MEANING[source]}")
