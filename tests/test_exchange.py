@@ -261,3 +261,25 @@ def test_a_sample_in_order_of_length_holds_every_sampled_episode_exactly_once(se
     n = np.sum(slots < 40)
     assert np.all(ordered[n:] == 40)
     assert np.all(np.diff(lengths[ordered[:n]]) <= 0)
+
+
+@given(
+    st.integers(0, 2**31), st.integers(1, 3), st.floats(0.0, 1.0), st.sampled_from([[9], [3, 5, 9]])
+)
+def test_parts_by_horizon_hold_every_sampled_episode_once_and_mix_no_lengths(
+    seed, lanes, rate, horizons
+):
+    """In all lanes a part belongs to one horizon, and nothing is laid out behind the last part."""
+    rng, n = np.random.default_rng(seed), 4
+    slots = np.where(rng.random((lanes, 20)) < rate, np.arange(20), 20)
+    lengths = np.concatenate([rng.integers(1, 10, (lanes, 20)), np.zeros((lanes, 1), int)], axis=1)
+    laid, parts = indices.by_horizon(jnp.asarray(slots), jnp.asarray(lengths), horizons, n)
+    laid, parts = np.asarray(laid), int(parts)
+    assert laid.shape[1] % n == 0 and np.all(laid[:, parts * n :] == 20)
+    for lane in range(lanes):
+        there = laid[lane][laid[lane] < 20]
+        assert sorted(there) == sorted(slots[lane][slots[lane] < 20])
+    for part in np.split(laid[:, : parts * n], parts, axis=1) if parts else []:
+        who, where = np.nonzero(part < 20)
+        needed = np.searchsorted(horizons, lengths[who, part[who, where]])
+        assert len(set(needed)) == 1  # of all lanes together; no part is empty in all of them

@@ -8,6 +8,7 @@ config.yaml      what was asked for
 world.json       what agents see and do, if the world is outside of JAX or was an object
 metrics.jsonl    one line per seed and evaluation, written as it goes
 ledger.jsonl     with DP: every update, before it is made and after (and ledger.head)
+secret           with randomness=os: 32 bytes that all random numbers follow from, mode 0600
 checkpoints/     the newest states; `pevdn resume` goes on from there
 summary.json     the final figures, once finished
 curve.png        the win rate as a picture
