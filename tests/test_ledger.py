@@ -303,6 +303,21 @@ def test_a_ledger_of_the_version_before_is_refused_with_the_reason(tmp_path, unf
     assert said.code == 0, said.err
 
 
+def test_a_finished_run_of_the_version_before_is_refused_with_the_reason(whole, tmp_path):
+    """Its summary holds another ε under the same name."""
+    path = tmp_path / "run"
+    shutil.copytree(whole.path, path)
+    assert cli("resume", path).code == 0
+    for file in (path / FILE, path / HEAD):
+        as_version_1(file)
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(
+        json.dumps({k: v for k, v in summary.items() if not k.endswith("_spent")})
+    )
+    said = cli("resume", path)
+    assert said.code == 1 and "5.3 standard deviations" in said.sentence
+
+
 def as_version_1(path: Path) -> None:
     """The same ledger as the version before would have written it, as far as it is read."""
     lines: list[dict[str, Any]] = []

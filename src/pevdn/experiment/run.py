@@ -127,6 +127,10 @@ def resume(
             "without --new-noise."
         )
     if run.finished:
+        if config.private:  # its figures are no better than its ledger
+            from pevdn.privacy.ledger import Ledger
+
+            Ledger.read(run.path, configuration.fingerprint(config))
         return run
     world = environment.again(run, env)
     training = _Training(run, config, world, observer or Silent(), devices)
