@@ -29,9 +29,9 @@ import numpy as np
 from jaxmarl_vdn import jaxmarl_update
 
 from pevdn import worlds
-from pevdn.experiment import config
-from pevdn.experiment.presets import PAPER
-from pevdn.runtime.simulation import Simulation, State, split_keys
+from pevdn.config import settings as config
+from pevdn.config.presets import PAPER
+from pevdn.simulation.program import Simulation, State, split_keys
 
 ENV = "smax-sc2:3m"
 STEPS = 20_000  # environment steps of a whole training

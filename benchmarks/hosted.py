@@ -77,8 +77,8 @@ def measure(rounds: int = 7, seconds: float = 2.0, **settings: Any) -> Speeds:
     import jax.numpy as jnp
 
     from pevdn._platform import compiler_options
-    from pevdn.experiment import config
-    from pevdn.runtime.host import simulation_for
+    from pevdn.config import settings as config
+    from pevdn.simulation.host import simulation_for
 
     def jit(f: Any, *_: Any, donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(f, donate_argnums=donate, compiler_options=compiler_options())

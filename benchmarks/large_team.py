@@ -18,11 +18,11 @@ import numpy as np
 
 from pevdn import worlds
 from pevdn._platform import cache_compilations, peak_memory_bytes
-from pevdn.agent.host_replay import unpack
+from pevdn.agent.packed_replay import unpack
 from pevdn.agent.replay import Episode
-from pevdn.experiment import config
-from pevdn.runtime.devices import Lanes
-from pevdn.runtime.host import HostSimulation
+from pevdn.config import settings as config
+from pevdn.simulation.devices import Lanes
+from pevdn.simulation.host import HostSimulation
 
 ENV = "smax-sc2:27m_vs_30m"
 MANY = jnp.int32(config.MOST)

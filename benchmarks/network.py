@@ -29,14 +29,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pevdn import worlds
-from pevdn.experiment import config
-from pevdn.runtime.network import keys, local, sums
-from pevdn.runtime.network import roster as rosters
-from pevdn.runtime.network.council import Council
-from pevdn.runtime.network.party import Party
-from pevdn.runtime.network.randomness import Secret
-from pevdn.runtime.network.roster import Roster
-from pevdn.runtime.network.status import Status
+from pevdn.config import settings as config
+from pevdn.network import keys, local
+from pevdn.network import roster as rosters
+from pevdn.network import secure_sum as sums
+from pevdn.network.group import Council
+from pevdn.network.party import Party
+from pevdn.network.roster import Roster
+from pevdn.network.status import Status
+from pevdn.network.streams import Secret
 
 TEAMS = (2, 3, 5, 10, 27)
 MODES = ("shares", "pairwise-masks")

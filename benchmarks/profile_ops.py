@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 import pevdn  # noqa: F401  (sets the XLA flags)
 from pevdn import worlds
-from pevdn.experiment import config
-from pevdn.runtime.devices import Lanes
-from pevdn.runtime.simulation import Simulation
+from pevdn.config import settings as config
+from pevdn.simulation.devices import Lanes
+from pevdn.simulation.program import Simulation
 
 SHOWN = 40
 

@@ -34,7 +34,7 @@ import numpy as np
 from jax import Array
 
 from pevdn import worlds
-from pevdn.agent.interface import AgentSpec
+from pevdn.worlds.interface import AgentSpec
 
 ENV = "smax-sc2:3m"
 EVALUATION = 32  # greedy episodes

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from pevdn.agent.interface import AgentSpec
-from pevdn.experiment import config
-from pevdn.runtime.network import keys
-from pevdn.runtime.network.body import BY_THE_CLOCK, ENDED, GOING, WON, Seen
-from pevdn.runtime.network.process import run_member
+from pevdn.config import settings as config
+from pevdn.network import keys
+from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Seen
+from pevdn.network.member import run_member
+from pevdn.worlds.interface import AgentSpec
 
 HEIGHTS, LEVEL, STEPS = 5, 2, 4
 NAMES = ("alice", "bob")

@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def compiled_once() -> Iterator[None]:
     """Trainings in this process share their programs; those in processes of their own do not."""
-    from pevdn.experiment.run import _Training
+    from pevdn.training.loop import _Training
 
     real, kept = _Training._compile, {}
     parts = ("advance", "evaluate", "keep_anchor", "compile_seconds")

@@ -8,7 +8,6 @@ of 3-by-3 and 2-by-3 matrices with 32,769 and 40,001 rows, under every compiler 
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -19,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import cli, finish, python
+from support import cli, finish, import_path, python
 
+import pevdn
 from pevdn import _platform
 from pevdn.errors import PevdnError
 
@@ -78,12 +78,13 @@ def test_the_installed_compiler_is_right_as_it_is_in_production(which: str) -> N
     """In a process without the flags of tests/conftest.py, which compile differently."""
     options = "{}" if which == "default" else "_platform.compiler_options()"
     program = f"""
+import pevdn
 from pevdn import _platform
 options = {options}
 from test_compiler import wrong_rows
 print(options, wrong_rows(options))
 """
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = import_path(Path(pevdn.__file__).parents[1], Path(__file__).parent)
     environment = {"XLA_FLAGS": "", "PYTHONPATH": path, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     said = finish(python(program, env=environment))
     assert said.code == 0, said.err
@@ -142,8 +143,8 @@ def test_training_is_refused_in_one_sentence(
 
 
 def test_a_party_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("pevdn.runtime.network.transport", reason="the extra is not installed")
-    from pevdn.runtime.network.process import run_member
+    pytest.importorskip("pevdn.network.transport", reason="the extra is not installed")
+    from pevdn.network.member import run_member
 
     made = cli(
         "keys",

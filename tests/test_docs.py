@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support import cli
 
-from pevdn.experiment import config, presets
+from pevdn.config import presets
+from pevdn.config import settings as config
 from pevdn.privacy.planner import Plan
 
 ROOT = Path(__file__).resolve().parents[1]

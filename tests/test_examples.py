@@ -14,11 +14,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from pevdn.config import settings as config
 from pevdn.errors import UsageError
-from pevdn.experiment import config
-from pevdn.runtime.network import keys, roster
-from pevdn.runtime.network.body import ENDED, GOING, Seen
-from pevdn.runtime.network.party import Party
+from pevdn.network import keys, roster
+from pevdn.network.environment import ENDED, GOING, Seen
+from pevdn.network.party import Party
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ONE = {"parallel_episodes": 1, "update_every": 1, "eval_episodes": 1}

@@ -20,15 +20,15 @@ from pevdn._platform import (
 
 if TYPE_CHECKING:
     from pevdn.errors import PevdnError, UsageError
-    from pevdn.experiment.directory import Run
-    from pevdn.experiment.export import export
-    from pevdn.experiment.forget import forget
-    from pevdn.experiment.policy import Policy, load
-    from pevdn.experiment.publish import publish
-    from pevdn.experiment.reproduction import reproduce
-    from pevdn.experiment.run import resume, train
-    from pevdn.experiment.watching import replay
-    from pevdn.runtime.network.trained import load_agent
+    from pevdn.policies.export import export
+    from pevdn.policies.party import load_agent
+    from pevdn.policies.policy import Policy, load
+    from pevdn.policies.publish import publish
+    from pevdn.reproduction import reproduce
+    from pevdn.training.directory import Run
+    from pevdn.training.forget import forget
+    from pevdn.training.loop import resume, train
+    from pevdn.viewer import replay
     from pevdn.worlds.checks import check_env
 
 __version__ = "0.1.0"
@@ -55,18 +55,18 @@ use_one_thread_on_few_cores()
 silence_false_alarms()
 
 _HOME = {
-    "train": "pevdn.experiment.run",
-    "resume": "pevdn.experiment.run",
-    "Run": "pevdn.experiment.directory",
-    "reproduce": "pevdn.experiment.reproduction",
-    "replay": "pevdn.experiment.watching",
-    "load": "pevdn.experiment.policy",
-    "export": "pevdn.experiment.export",
-    "publish": "pevdn.experiment.publish",
-    "forget": "pevdn.experiment.forget",
-    "load_agent": "pevdn.runtime.network.trained",
+    "train": "pevdn.training.loop",
+    "resume": "pevdn.training.loop",
+    "Run": "pevdn.training.directory",
+    "reproduce": "pevdn.reproduction",
+    "replay": "pevdn.viewer",
+    "load": "pevdn.policies.policy",
+    "export": "pevdn.policies.export",
+    "publish": "pevdn.policies.publish",
+    "forget": "pevdn.training.forget",
+    "load_agent": "pevdn.policies.party",
     "check_env": "pevdn.worlds.checks",
-    "Policy": "pevdn.experiment.policy",
+    "Policy": "pevdn.policies.policy",
     "PevdnError": "pevdn.errors",
     "UsageError": "pevdn.errors",
 }

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pevdn.agent.interface import AgentSpec
-from pevdn.agent.network import Inputs
+from pevdn.agent.recurrent import Inputs
+from pevdn.worlds.interface import AgentSpec
 
 SMALL = 0.5  # gain of the last layers
 

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pevdn.agent import network, networks
+from pevdn.agent import networks
+from pevdn.agent import recurrent as network
 from pevdn.agent.acting import UNAVAILABLE
-from pevdn.agent.network import Inputs
 from pevdn.agent.networks import Parameters
+from pevdn.agent.recurrent import Inputs
 from pevdn.agent.replay import Episode
 
 

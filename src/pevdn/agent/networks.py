@@ -10,8 +10,9 @@ from typing import Any
 
 from jax import Array
 
-from pevdn.agent import entities, network
-from pevdn.agent.interface import AgentSpec
+from pevdn.agent import entities
+from pevdn.agent import recurrent as network
+from pevdn.worlds.interface import AgentSpec
 
 Parameters = network.Parameters | entities.Parameters
 

@@ -37,14 +37,14 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Attack a trained team: read private features, and tell which episodes were learnt from."""
-    from pevdn.experiment.directory import Run, disk_errors
-    from pevdn.experiment.progress import observer
+    from pevdn.training.directory import Run, disk_errors
+    from pevdn.training.progress import observer
 
     path = out or run / "attack.png"
     Run(run).config  # noqa: B018  (is it a run? before JAX starts)
     _check_writable(path)
-    from pevdn.privacy.attacks import FULL, QUICK, attack
-    from pevdn.privacy.attacks.picture import draw
+    from pevdn.verification.attacks import FULL, QUICK, attack
+    from pevdn.verification.attacks.picture import draw
 
     show = observer()
     given = {"episodes": episodes, "shadows": shadows, "updates": updates}

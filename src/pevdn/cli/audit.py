@@ -60,10 +60,10 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Attack the private program; fails (exit code 1) if it leaks more than is claimed."""
-    from pevdn.experiment import presets
-    from pevdn.experiment.config import parse_assignments
-    from pevdn.experiment.progress import observer
-    from pevdn.privacy.audit import audit, refuted, world_for
+    from pevdn.config import presets
+    from pevdn.config.settings import parse_assignments
+    from pevdn.training.progress import observer
+    from pevdn.verification.audit import audit, refuted, world_for
 
     short = {"buffer_size": buffer_size, "expected_batch_size": batch_size}
     scaled = {name: value for name, value in short.items() if value is not None}

@@ -74,8 +74,8 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Say what ε a training will cost, for every view; or find the settings for a target."""
+    from pevdn.config import presets
     from pevdn.errors import UsageError
-    from pevdn.experiment import presets
     from pevdn.privacy import planner, search
 
     if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:

@@ -19,7 +19,8 @@ def main(
     as_json: Json = False,
 ) -> None:
     """List all settings that `--set` takes."""
-    from pevdn.experiment import config, presets
+    from pevdn.config import presets
+    from pevdn.config import settings as config
 
     chosen = presets.settings_of(preset, algorithm)
     name = presets.find(preset).algorithm if preset else algorithm

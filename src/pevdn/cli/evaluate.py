@@ -18,7 +18,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Play greedy episodes with what a run has learnt so far."""
-    from pevdn.experiment.evaluate import evaluate
+    from pevdn.policies.evaluate import evaluate
 
     rows = evaluate(run, episodes=episodes, seed=seed, model=model)
     if as_json:

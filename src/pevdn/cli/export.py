@@ -25,7 +25,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Write one agent's greedy policy to a file that needs neither pevdn nor JAX."""
-    from pevdn.experiment.export import advice, export
+    from pevdn.policies.export import advice, export
 
     path, facts = export(run, agent, format=format, seed=seed, model=model, out=out, force=force)
     if as_json:

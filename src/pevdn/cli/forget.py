@@ -15,7 +15,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Delete stored episodes, optimiser state and random keys of a finished run, for good."""
-    from pevdn.experiment.forget import forget
+    from pevdn.training.forget import forget
 
     done = forget(run)
     if as_json:

@@ -11,8 +11,8 @@ from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import needs_network
 
 if TYPE_CHECKING:
-    from pevdn.experiment.config import Config
-    from pevdn.runtime.network.roster import Roster
+    from pevdn.config.settings import Config
+    from pevdn.network.roster import Roster
 
 # What a team is asked for, also by `pevdn team up`.
 Algorithm = Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")]
@@ -71,11 +71,12 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Make the roster, certificates and private keys of a team of processes."""
+    from pevdn.config import presets
+    from pevdn.config import settings as config
     from pevdn.errors import UsageError
-    from pevdn.experiment import config, presets
 
     with needs_network():
-        from pevdn.runtime.network import keys
+        from pevdn.network import keys
     if seed is not None and not rehearsal:
         raise UsageError(
             f"--seed is {seed}, but only a rehearsal is drawn from a seed; add --rehearsal, or "

@@ -20,12 +20,12 @@ def main(
     run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
 ) -> None:
     """Check the ledger of a private run, and print the ε that it guarantees and has spent."""
+    from pevdn.config.settings import fingerprint
     from pevdn.errors import UsageError
-    from pevdn.experiment.config import fingerprint
-    from pevdn.experiment.directory import Run
     from pevdn.privacy import randomness
     from pevdn.privacy.accounting import TEAMMATE
     from pevdn.privacy.ledger import Ledger
+    from pevdn.training.directory import Run
 
     config = Run(run).config
     if not config.private:

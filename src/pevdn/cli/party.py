@@ -73,8 +73,8 @@ def take_part(
 ) -> None:
     """As one member, until the team is done."""
     with needs_network():
-        from pevdn.runtime.network import roster as rosters
-        from pevdn.runtime.network.process import run_member
+        from pevdn.network import roster as rosters
+        from pevdn.network.member import run_member
     if rosters.read(team).rehearsal:
         typer.echo(
             f"{me}: a rehearsal: all is drawn from the seed, and nothing is hidden.", err=True

@@ -9,7 +9,7 @@ from pevdn.cli.output import Json, print_json, print_table
 
 def main(as_json: Json = False) -> None:
     """List the presets of `pevdn train --preset`, with the ε that they plan for their agents."""
-    from pevdn.experiment import presets
+    from pevdn.config import presets
     from pevdn.privacy.planner import Plan
 
     rows = []

@@ -18,7 +18,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Copy what may be published of a finished private run into a new directory."""
-    from pevdn.experiment.publish import publish
+    from pevdn.policies.publish import publish
 
     path, files, privacy = publish(run, out, model=model, format=format)
     sizes = {name: (path / name).stat().st_size for name in files}

@@ -32,7 +32,7 @@ def main(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pevdn.experiment.watching import replay
+    from pevdn.viewer import replay
 
     out = out or run / "replay.html"
     with Progress(console=Console(stderr=True), transient=True) as bar:

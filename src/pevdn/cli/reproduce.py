@@ -36,8 +36,8 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Run the paper's experiment: Figure 1, a table, and where ours differs. Continues itself."""
-    from pevdn.experiment.progress import observer
-    from pevdn.experiment.reproduction import reproduce
+    from pevdn.reproduction import reproduce
+    from pevdn.training.progress import observer
 
     document = reproduce(
         seeds=seeds,
@@ -56,7 +56,7 @@ def main(
 
 
 def _show(document: dict[str, Any]) -> None:
-    from pevdn.experiment.reproduction import text
+    from pevdn.reproduction import text
 
     print_table(
         ["arm", "model", "win rate [95 %]", "paper", "of VDN", "ε team", "ε agent*"],

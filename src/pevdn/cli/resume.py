@@ -25,7 +25,7 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped or killed; it ends as if it never had been."""
-    from pevdn.experiment import run as runs
-    from pevdn.experiment.progress import observer
+    from pevdn.training import loop as runs
+    from pevdn.training.progress import observer
 
     show(runs.resume(run, observer(), new_noise=new_noise, devices=devices), as_json)

@@ -9,16 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pevdn.cli.keys import (
-    Algorithm,
-    Assignments,
-    Env,
-    Mode,
-    Patience,
-    Preset,
-    Steps,
-    warn_of_delta,
-)
+from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn_of_delta
 from pevdn.cli.output import Json, print_json
 from pevdn.cli.party import line
 
@@ -47,7 +38,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start a world and a party for each of its agents, and show how they are doing."""
-    from pevdn.experiment import config, presets
+    from pevdn.config import presets
+    from pevdn.config import settings as config
 
     local = _local()
     settings = config.parse_assignments(assignments or [])
@@ -70,7 +62,7 @@ def status(
     from pevdn.errors import PevdnError
 
     local = _local()
-    from pevdn.runtime.network import roster as rosters
+    from pevdn.network import roster as rosters
 
     roster = rosters.read(team / "team.toml" if team.is_dir() else team)
     found = local.reports(roster)
@@ -134,5 +126,5 @@ def _local() -> Any:
     from pevdn.cli.party import needs_network
 
     with needs_network():
-        from pevdn.runtime.network import local
+        from pevdn.network import local
     return local

@@ -46,8 +46,10 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Train a team and write a run directory: metrics, checkpoints, summary and curve."""
-    from pevdn.experiment import config, presets, run
-    from pevdn.experiment.progress import observer
+    from pevdn.config import presets
+    from pevdn.config import settings as config
+    from pevdn.training import loop as run
+    from pevdn.training.progress import observer
 
     settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
     if buffer is not None:
@@ -67,8 +69,8 @@ def show(run: Any, as_json: bool) -> None:
     if as_json:
         print_json({**summary, "run": str(run.path)})
         return
-    from pevdn.experiment.figures import mean_curve, text_curve
-    from pevdn.experiment.report import MODELS, column, describe, released
+    from pevdn.training.figures import mean_curve, text_curve
+    from pevdn.training.summary import MODELS, column, describe, released
 
     model = released(summary)
     typer.echo(f"\nwin rate of the {MODELS[model]}")

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pevdn.errors import PevdnError, UsageError
-from pevdn.experiment.directory import write_whole
 from pevdn.privacy.accounting import Mechanism, Spent
+from pevdn.training.directory import write_whole
 
 FILE, HEAD = "ledger.jsonl", "ledger.head"
 VERSION = 2  # of the lines; ledgers before the first number have none

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pevdn.config.settings import STEPS, default_delta, quarter
 from pevdn.errors import UsageError, unknown
-from pevdn.experiment.config import STEPS, default_delta, quarter
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import VIEWS, Mechanism
 
 if TYPE_CHECKING:
-    from pevdn.experiment.config import Config
+    from pevdn.config.settings import Config
 
 UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pevdn.errors import UsageError, unknown
-from pevdn.worlds.maps import (
-    BATTLE_MAPS,
-    JAXMARL_GAMES,
-    JAXMARL_REFUSED,
-    STOCK_LIMIT,
-    TOY_GAMES,
-)
+from pevdn.worlds.maps import BATTLE_MAPS, JAXMARL_GAMES, JAXMARL_REFUSED, STOCK_LIMIT, TOY_GAMES
 
 if TYPE_CHECKING:
     from pevdn.worlds.base import HostedWorld, World

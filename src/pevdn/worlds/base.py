@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from pevdn.agent.interface import AgentSpec, Things
+from pevdn.worlds.interface import AgentSpec, Things
 
 if TYPE_CHECKING:
     from jax import Array

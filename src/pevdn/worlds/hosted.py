@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pevdn.agent.interface import AgentSpec
 from pevdn.errors import UsageError
 from pevdn.worlds.base import HostedWorld, HostEnv, Step, World
+from pevdn.worlds.interface import AgentSpec
 
 
 def inside(world: World | HostedWorld, what: str) -> World:

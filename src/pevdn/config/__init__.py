@@ -1,0 +1,1 @@
+"""What defines a run: settings, algorithms, presets; and the runtime options that do not."""

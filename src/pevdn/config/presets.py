@@ -1,0 +1,206 @@
+"""Recipes with a name: what to train with for a given budget of privacy.
+
+A preset is named after the ε that is proven for it: that of the team view (docs/privacy.md), for
+the number of agents, the steps and the δ it was made for. A run does not remember its preset: the
+settings go into config.yaml like any others, and what is set beside a preset wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pevdn.config import settings as config
+from pevdn.config.settings import STEPS, Config
+from pevdn.errors import UsageError, unknown
+
+AGENTS = 3  # of smax-sc2:3m, the world of the paper's experiment
+LONG = 3_200_000  # steps
+PAPER_DELTA = 4.88e-4  # 1024 episodes to the power of −1.1
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings that keep ε of the team view within `epsilon`, for so many `agents`."""
+
+    name: str
+    algorithm: str
+    epsilon: float
+    steps: int
+    settings: Mapping[str, Any]
+    about: str
+    agents: int = AGENTS
+
+    @property
+    def delta(self) -> float:
+        return float(self.settings["delta"])
+
+
+def _short(name: str, epsilon: float, noise: float, about: str) -> Preset:
+    """The defaults of pe-vdn-c, which are for these steps, with noise for the budget."""
+    settings = {"noise_multiplier": noise, "delta": config.default_delta(STEPS)}
+    return Preset(name, "pe-vdn-c", epsilon, STEPS, settings, about)
+
+
+def _long(name: str, epsilon: float, noise: float, about: str) -> Preset:
+    """Eight times the steps and the buffer at twice the batch: a quarter of the sampling rate."""
+    settings = {
+        "buffer_size": 32_768,
+        "expected_batch_size": 256,
+        "update_every": 8,
+        "parallel_episodes": 256,
+        "exploration_steps": 100_000,
+        "learning_rate": 3e-3,
+        "learning_rate_steps": LONG,
+        "learning_rate_end": 0.2,
+        "momentum": 0.5,
+        "reward_cap": 5.0,
+        "average_decay": 0.9995,
+        "clip_norm": 0.5,
+        "noise_multiplier": noise,
+        "delta": config.default_delta(LONG),
+        "anchor": True,
+        "anchor_penalty": 0.0,  # a choice of what to release, nothing to stay close to
+        "eval_every": 40_000,
+        "eval_episodes": 128,
+        "checkpoint_every": 400_000,
+    }
+    return Preset(name, "pe-vdn-c", epsilon, LONG, settings, about)
+
+
+PAPER = {  # its private algorithm as it is described, and as its code has it
+    "network": "recurrent",
+    "hidden_size": 64,
+    "buffer_size": 1024,
+    "expected_batch_size": 32,
+    "learning_starts": 1024,
+    "update_every": 1,
+    "parallel_episodes": 8,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "learning_rate": 5e-3,
+    "learning_rate_end": 1.0,
+    "weight_decay": 0.01,
+    "target_rate": 0.005,
+    "return_lambda": 0.0,
+    "reward_cap": 0.0,
+    "average_decay": 0.0,
+    "clip_norm": 0.5,
+    "anchor": True,
+    "noise_multiplier": 1.344,
+    "delta": PAPER_DELTA,
+}
+
+PRESETS: dict[str, Preset] = {
+    p.name: p
+    for p in (
+        _short("team-8", 8.0, 1.71, "The defaults of pe-vdn-c, for ε team 8."),
+        _short("team-4", 4.0, 2.577, "The same with 1.5 times the noise, for ε team 4."),
+        _long("team-8-long", 8.0, 1.268, "Eight times the steps and the buffer, for ε team 8."),
+        _long("team-4-long", 4.0, 1.689, "The same with 1.3 times the noise, for ε team 4."),
+        Preset(
+            "paper-c",
+            "pe-vdn-c",
+            8.66,
+            STEPS,
+            PAPER,
+            "The paper's optimiser, buffer, anchor and δ; ε agent is its 2.90, ε team 8.65.",
+        ),
+    )
+}
+
+
+class Renamed(NamedTuple):
+    """What an old name stood for, and what to use instead."""
+
+    why: str
+    new: str
+    before: str  # settings that, beside the new preset, train as the old one did
+
+
+_AGENT_VIEW = "ε of the agent view, which is not proven"
+_LARGE_DELTA = "ε at δ 4.88e-4, which is more than one over the number of its episodes"
+RENAMED = {
+    "private-2.9": Renamed(_AGENT_VIEW, "team-8", "noise_multiplier=1.344 and delta=4.88e-4"),
+    "private-1": Renamed(_AGENT_VIEW, "team-4", "noise_multiplier=2.895 and delta=4.88e-4"),
+    "private-team-2.9": Renamed(_LARGE_DELTA, "team-4", "noise_multiplier=2.328 and delta=4.88e-4"),
+    "private-2.9-long": Renamed(
+        _AGENT_VIEW, "team-8-long", "anchor=false, noise_multiplier=0.867 and delta=4.88e-4"
+    ),
+    "private-team-2.9-long": Renamed(
+        _LARGE_DELTA, "team-4-long", "noise_multiplier=1.502 and delta=4.88e-4"
+    ),
+}
+
+
+def find(name: str) -> Preset:
+    if name in RENAMED:
+        why, new, before = RENAMED[name]
+        now = PRESETS[new]
+        raise UsageError(
+            f"preset '{name}' was named after {why}; use '{new}' (ε team {now.epsilon:g} at δ "
+            f"{now.delta:g}), or set {before} beside it to train as before."
+        )
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS, "`pevdn presets` lists all of them.")
+    return PRESETS[name]
+
+
+def settings_of(preset: str | None, algorithm: str | None) -> Mapping[str, Any]:
+    """What a preset sets; it has to be made for the algorithm, if one is named."""
+    if algorithm is not None:
+        config.algorithm(algorithm)
+    if preset is None:
+        return {}
+    chosen = find(preset)
+    if algorithm not in (None, chosen.algorithm):
+        raise UsageError(
+            f"preset '{preset}' is for {chosen.algorithm}, not for {algorithm}; train "
+            f"{chosen.algorithm}, or leave the preset out."
+        )
+    return chosen.settings
+
+
+def configure(
+    algorithm: str | None,
+    env: str = "smax-sc2:3m",
+    steps: int | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+) -> Config:
+    """A checked configuration, from a preset where one is named; what is given beside it wins."""
+    own = settings_of(preset, algorithm)
+    chosen = PRESETS[preset] if preset is not None else None
+    name = chosen.algorithm if chosen is not None else str(algorithm)
+    if steps is None:
+        steps = chosen.steps if chosen is not None else STEPS
+    return config.make(name, env, steps, seeds, seed, {**own, **(settings or {})})
+
+
+def check_team(
+    preset: str | None, settings: Mapping[str, Any], wanted: Config, agents: int | None = None
+) -> None:
+    """Refuse to train a preset in a team of another size, where its ε is another.
+
+    Setting the noise multiplier beside the preset says that this is meant. `agents` are those of
+    the world that is `wanted`, looked up if they are not given.
+    """
+    if preset is None or "noise_multiplier" in settings:
+        return
+    from pevdn import worlds
+    from pevdn.privacy.planner import Plan
+
+    made = find(preset)
+    agents = worlds.team_size(wanted.env) if agents is None else agents
+    if agents == made.agents:
+        return
+    found = Plan.of(wanted, agents).epsilon("team")
+    raise UsageError(
+        f"preset '{preset}' is for {made.agents} agents, but {wanted.env} has {agents}, for which "
+        f"its noise multiplier of {made.settings['noise_multiplier']:g} gives ε team {found:.2f} "
+        f"instead of {made.epsilon:g}; find yours with `pevdn budget --preset {preset} --agents "
+        f"{agents} --target-epsilon {made.epsilon:g}` and train with --set noise_multiplier=…"
+    )

@@ -1,0 +1,1 @@
+"""What comes out of training: load a policy, act, evaluate, export, publish."""

@@ -1,0 +1,175 @@
+"""One step of acting as an ONNX graph: the networks of `pevdn.agent` once more, in its operators.
+
+Parameters keep their names. Shapes: B agents at a time, O observation, A actions, H hidden, M
+memory, n things of a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import pevdn
+from pevdn.agent import acting, entities
+from pevdn.agent import recurrent as network
+from pevdn.policies.export import arrays
+
+OPSET, IR_VERSION = 13, 7  # of 2020, so that old runtimes can read it
+
+
+def to_onnx(params: network.Parameters | entities.Parameters, facts: dict[str, str]) -> bytes:
+    """A checked model, with the facts as properties.
+
+    observation (B, O) float, available (B, A) bool, memory (B, M) float and last_action (B,) int64
+    go in; action (B,) int64, q_values (B, A) float and next_memory (B, M) float come out. At the
+    start of an episode memory is 0 and last_action −1.
+    """
+    graph = _Graph()
+    if isinstance(params, entities.Parameters):
+        _entities(graph, params)
+    else:
+        _recurrent(graph, params)
+    unavailable = graph.constant(np.float32(acting.UNAVAILABLE))
+    open_values = graph("Where", "available", "q_values", unavailable)
+    graph("ArgMax", open_values, axis=1, keepdims=0, out="action")
+
+    O, A, M = (int(facts[name]) for name in ("observation_size", "n_actions", "memory_size"))
+    shape = helper.make_tensor_value_info
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "policy",
+            [
+                shape("observation", TensorProto.FLOAT, ["batch", O]),
+                shape("available", TensorProto.BOOL, ["batch", A]),
+                shape("memory", TensorProto.FLOAT, ["batch", M]),
+                shape("last_action", TensorProto.INT64, ["batch"]),
+            ],
+            [
+                shape("action", TensorProto.INT64, ["batch"]),
+                shape("q_values", TensorProto.FLOAT, ["batch", A]),
+                shape("next_memory", TensorProto.FLOAT, ["batch", M]),
+            ],
+            graph.constants,
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="pevdn",
+        producer_version=pevdn.__version__,
+    )
+    helper.set_model_props(model, facts)
+    onnx.checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString())
+
+
+class _Graph:
+    """Nodes in the order in which they are applied; a value is its name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def __call__(self, op: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        out = out or f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [out], **attributes))
+        return out
+
+    def constant(self, value: Any, name: str = "") -> str:
+        name = name or f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def linear(self, x: str, weight: str, bias: str, out: str = "") -> str:
+        return self("Add", self("MatMul", x, weight), bias, out=out)
+
+    def thirds(self, x: str) -> list[str]:
+        names = [f"Split_{len(self.nodes)}_{n}" for n in range(3)]
+        self.nodes.append(helper.make_node("Split", [x], names, axis=-1))
+        return names
+
+
+def _recurrent(graph: _Graph, params: network.Parameters) -> None:
+    """As `network.step`."""
+    for name, array in arrays(params).items():
+        graph.constant(array, name)
+    last = graph("Unsqueeze", "last_action", graph.constant([1]))
+    played = graph("Equal", last, graph.constant(np.arange(len(params.output_bias))))
+    done = graph("Cast", played, to=TensorProto.FLOAT)
+    inputs = graph("Concat", "observation", done, axis=1)
+    features = graph("Relu", graph.linear(inputs, "input_weight", "input_bias"))
+    gates = graph.thirds(graph.linear(features, "gates_weight", "gates_bias"))
+    recurrent = graph.thirds(graph("MatMul", "memory", "recurrent_weight"))
+    reset = graph("Sigmoid", graph("Add", gates[0], recurrent[0]))
+    update = graph("Sigmoid", graph("Add", gates[1], recurrent[1]))
+    recalled = graph("Mul", reset, graph("Add", recurrent[2], "candidate_bias"))
+    candidate = graph("Tanh", graph("Add", gates[2], recalled))
+    kept = graph("Mul", update, graph("Sub", "memory", candidate))
+    memory = graph("Add", candidate, kept, out="next_memory")
+    graph.linear(memory, "output_weight", "output_bias", out="q_values")
+
+
+def _entities(graph: _Graph, params: entities.Parameters) -> None:
+    """As `entities.step`.
+
+    `own.weight` has a row for every number of an observation, zero where there is a thing, so that
+    no product is empty; a group of no things is left out.
+    """
+    spec, named = params.spec, arrays(params)
+
+    def linear(x: str, layer: str) -> str:
+        weight, bias = (f"{layer}.{part}" for part in ("weight", "bias"))
+        return graph.linear(
+            x, graph.constant(named[weight], weight), graph.constant(named[bias], bias)
+        )
+
+    rest = np.ones(spec.observation_size, bool)
+    for group in spec.things:
+        rest[group.start : group.start + group.count * group.size] = False
+    own_weight = np.zeros((spec.observation_size, len(params.core.bias)), np.float32)
+    own_weight[rest] = named["own.weight"]
+    named["own.weight"] = own_weight
+
+    parts, things = [graph("Relu", linear("observation", "own"))], {}
+    of_parts = np.split(named["core.weight"], 1 + len(spec.things))
+    rows = of_parts[:1]
+    for g, group in enumerate(spec.things):
+        if not group.count:
+            continue
+        ends = group.start, group.start + group.count * group.size
+        cut = graph("Slice", "observation", *(graph.constant([end]) for end in (*ends, 1)))
+        seen = graph("Reshape", cut, graph.constant([0, group.count, group.size]))  # 0: as it is
+        largest = graph("ReduceMax", graph("Abs", seen), axes=[2], keepdims=1)
+        zero = graph.constant(np.float32(0))
+        there = graph("Cast", graph("Greater", largest, zero), to=TensorProto.FLOAT)
+        things[g] = graph("Mul", graph("Relu", linear(seen, f"encoders.{g}")), there)
+        parts.append(graph("ReduceSum", things[g], graph.constant([1]), keepdims=0))
+        rows.append(of_parts[1 + g])
+    named["core.weight"] = np.concatenate(rows)
+    core = graph("Relu", linear(graph("Concat", *parts, axis=1), "core"))
+
+    values: list[str] = []
+    order: list[int] = []  # the actions that they are of
+    acted_on = [g for g, group in enumerate(spec.things) if group.actions is not None]
+    for s, g in enumerate(acted_on):
+        if g not in things:
+            continue
+        weights = {
+            name: graph.constant(named[f"scorers.{s}.{name}"], f"scorers.{s}.{name}")
+            for name in ("core_weight", "thing_weight", "bias")
+        }
+        from_core = graph.linear(core, weights["core_weight"], weights["bias"])
+        from_thing = graph("MatMul", things[g], weights["thing_weight"])
+        both = graph("Add", graph("Unsqueeze", from_core, graph.constant([1])), from_thing)
+        scores = linear(graph("Relu", both), f"scorers.{s}.output")  # (B, n, 1)
+        values.append(graph("Squeeze", scores, graph.constant([2])))
+        first = spec.things[g].actions or 0
+        order += range(first, first + spec.things[g].count)
+    if plain := [action for action in range(spec.n_actions) if action not in order]:
+        values.append(linear(core, "plain"))
+        order += plain
+    together = graph("Concat", *values, axis=1)
+    graph("Gather", together, graph.constant(np.argsort(order)), axis=1, out="q_values")
+    graph("Identity", "memory", out="next_memory")

@@ -1,0 +1,291 @@
+"""Copy what may be handed out of a finished private run, and nothing else.
+
+Every file is written anew from a list of what is allowed: policies (post-processing of parameters
+that the theorem covers), settings, figures of evaluations, ε. Files of the run that are not on the
+list are never opened, so that whatever else lies there stays there. Seeds are numbered from 0 as
+lanes; no digest, time, path or name of a machine is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pevdn
+from pevdn.config.settings import Config, fingerprint
+from pevdn.errors import PevdnError, UsageError, unknown
+from pevdn.policies import export
+from pevdn.privacy import randomness
+from pevdn.training import readme
+from pevdn.training.directory import Run, to_json
+
+MODELS = ("", "_average", "_anchor")
+EPSILONS = (
+    *("epsilon_agent", "epsilon_team", "epsilon_agent_spent", "epsilon_team_spent"),
+    "delta",
+)
+FIGURES = (  # of a line of metrics.jsonl
+    *("env_steps", "episodes", "updates", "episode_length"),
+    *(f"win_rate{model}" for model in MODELS),
+    *(f"return{model}" for model in MODELS),
+    *EPSILONS,
+)
+SUMMARY = (
+    *("algorithm", "steps", "return", "late_window_steps", "env_steps", "episodes", "updates"),
+    *(f"win_rate{model}" for model in MODELS),
+    *(f"late_win_rate{model}" for model in MODELS),
+    *(f"late_win_rate{model}_half_width_95" for model in MODELS),
+    *("anchored_seeds", "epsilon_budget", "budget_view", "stopped_by_budget"),
+    *EPSILONS,
+)
+BY_SEED = tuple(f"late_win_rate{model}_by_seed" for model in MODELS)
+SETTINGS = (
+    # replay
+    *("buffer_size", "expected_batch_size", "sampling", "learning_starts", "update_every"),
+    *("buffer_throughput", "parallel_episodes"),
+    # learning
+    *("gamma", "learning_rate", "optimizer", "momentum", "weight_decay", "max_gradient_norm"),
+    *("double_q", "target_update", "target_rate", "target_every", "return_lambda", "reward_cap"),
+    *("learning_rate_end", "learning_rate_steps", "average_decay", "network", "hidden_size"),
+    # acting and exchange
+    *("exploration_start", "exploration_end", "exploration_steps", "precision", "modulus"),
+    # differential privacy
+    *("noise_multiplier", "clip_norm", "clipping", "delta", "relation", "randomness"),
+    *("epsilon_budget", "budget_view", "anchor", "anchor_threshold", "anchor_penalty"),
+    # evaluation
+    *("eval_every", "eval_episodes"),
+)
+NOT_COVERED = (
+    "Teammates: they saw the opened sums before any noise, and knew the indices.",
+    "Evaluation episodes: all win rates and returns here are computed from them without noise.",
+    "The choice of settings and of this run by looking at results on the same episodes.",
+    "What rewards, lengths, number and timing of the training episodes tell by themselves.",
+    "Other trainings on the same episodes, such as a copy of the run: add up their ε.",
+    "Whoever knows the random numbers of the training.",
+)
+
+
+class Published(NamedTuple):
+    """What `publish` has written."""
+
+    path: Path
+    files: tuple[str, ...]
+    privacy: dict[str, Any]  # the content of privacy.json
+
+
+def publish(
+    run: Run | str | Path,
+    out: str | Path,
+    *,
+    model: str = "best",
+    format: str = "safetensors",
+) -> Published:
+    """Write what may be handed out of a finished private run into a new directory `out`.
+
+    That is a policy for every agent (of every lane, if the run has several seeds), config.yaml,
+    metrics.jsonl, summary.json, curve.png, privacy.json and README.md. `model` is that of
+    `pevdn.load`, `format` that of `pevdn.export`.
+    """
+    run, out = run if isinstance(run, Run) else Run(Path(run)), Path(out)
+    config = run.config
+    if format not in export.FORMATS:
+        raise unknown("format", format, export.FORMATS)
+    write = export.FORMATS[format]()
+    _refuse_unprotected(run, config)
+    summary = run.summary  # only a finished run has one
+    _refuse_taken(out)
+    privacy = _privacy(run, config)
+    public = dataclasses.replace(config, env=export.public_world(config.env))
+    lines = _metrics(run, config)
+    from pevdn.privacy.accounting import Spent
+    from pevdn.training.figures import draw_lines
+
+    with _all_or_nothing(out) as draft:
+        policies = _policies(run, public, model, format, write, draft)
+        _write_config(public, draft / "config.yaml")
+        texts = {
+            "metrics.jsonl": "".join(to_json(line) + "\n" for line in lines),
+            "summary.json": to_json(_summary(summary, public), indent=2) + "\n",
+            "privacy.json": to_json(privacy, indent=2) + "\n",
+            readme.FILE: readme.of_publication(
+                public, policies, privacy["epsilon"]["team"], privacy["delta"]
+            ),
+        }
+        for name, text in texts.items():
+            (draft / name).write_text(text)
+        epsilon, delta = privacy["epsilon"], privacy["delta"]
+        guaranteed = Spent(epsilon["agent"], epsilon["team"], delta)
+        draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
+        files = tuple(sorted((*policies, *texts, "config.yaml", "curve.png")))
+    return Published(out, files, privacy)
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+
+def _refuse_unprotected(run: Run, config: Config) -> None:
+    if not (run.path / "checkpoints").exists() and any(run.path.glob("snapshot-*")):
+        raise UsageError(
+            f"{run.path} is the data of one party, which does not know whether its team rehearsed; "
+            f"hand out its policy alone, with `pevdn export {run.path} --out FILE`."
+        )
+    knowingly = (
+        "if these episodes are nobody's secret, hand out a policy knowingly with `pevdn export "
+        f"{run.path} --agent 0`"
+    )
+    if not config.private:
+        raise UsageError(
+            f"{run.path} was trained with {config.algorithm}, without differential privacy: its "
+            f"parameters promise nothing about the episodes they were learnt from; {knowingly}."
+        )
+    if config.settings.noise_multiplier == 0:
+        raise UsageError(
+            f"{run.path} was trained with noise_multiplier 0, so that ε is infinite and its "
+            f"parameters promise nothing; {knowingly}."
+        )
+
+
+def _refuse_taken(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; choose another directory with --out.")
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty; choose a new directory with --out.")
+
+
+# ---- what is written --------------------------------------------------------------------------
+
+
+def _privacy(run: Run, config: Config) -> dict[str, Any]:
+    """The content of privacy.json, from the ledger."""
+    from pevdn.privacy.accounting import RELATIONS, TEAMMATE
+    from pevdn.privacy.ledger import Ledger
+    from pevdn.training.summary import guarantee
+
+    mechanism = Ledger.read(run.path, fingerprint(config)).mechanism
+    lanes = []
+    for lane in range(config.seeds):
+        facts = export.promise(run, lane)
+        found = {name: float(facts[name]) for name in EPSILONS if name in facts}
+        if not math.isfinite(found.get("epsilon_team", math.inf)):
+            raise UsageError(
+                f"{run.path} was trained with so little noise (noise_multiplier "
+                f"{config.settings.noise_multiplier:g}) that ε is infinite: its parameters promise "
+                "nothing, and there is nothing to publish under a guarantee."
+            )
+        lanes.append({"lane": lane, **found})
+    relation, source = config.settings.relation, randomness.source(config)
+    return {
+        "unit": "one training episode of the whole team",
+        "relation": {"name": relation, "meaning": RELATIONS[relation]},
+        "epsilon": {
+            "team": max(found["epsilon_team"] for found in lanes),
+            "agent": max(found["epsilon_agent"] for found in lanes),
+            "teammate": None,
+        },
+        "delta": mechanism.delta,
+        "lanes": lanes,
+        "views": {
+            "team": "whoever sees all agents' parameters or actions, or less; proven",
+            "agent": "one agent's own gradients with its teammates' held fixed; no bound by itself",
+            "teammate": TEAMMATE,
+        },
+        "mechanism": {
+            "name": "Poisson-subsampled discrete Gaussian noise on clipped per-episode gradients",
+            "clip_norm": config.settings.clip_norm,
+            **mechanism._asdict(),
+        },
+        "randomness": {"source": source, "meaning": randomness.MEANING[source]},
+        "guarantee": guarantee(config),
+        "not_covered": list(NOT_COVERED),
+        "pevdn_version": pevdn.__version__,
+    }
+
+
+def _policies(
+    run: Run, config: Config, model: str, format: str, write: Any, draft: Path
+) -> list[str]:
+    """One file for each agent, in a folder for each lane if there are several."""
+    from pevdn.policies.policy import of_lane, team_parameters
+
+    params, team = team_parameters(run, model)
+    names = []
+    for lane in range(config.seeds):
+        promised = export.promise(run, lane)
+        for agent, own in enumerate(of_lane(params, team, lane)):
+            name = f"agent-{agent}.{format}"
+            if config.seeds > 1:
+                name = f"lane-{lane}/{name}"
+            path = draft / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(write(own, export.facts_of(config, agent, model, own, promised)))
+            names.append(name)
+    return names
+
+
+def _metrics(run: Run, config: Config) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl with lanes in place of seeds."""
+    lines = []
+    for line in run.metrics:
+        lane = line["seed"] - config.seed
+        if not 0 <= lane < config.seeds:
+            raise PevdnError(
+                f"{run.path / 'metrics.jsonl'} has a line of another seed than config.yaml says; "
+                "restore the run from a backup."
+            )
+        found = _allowed(line, FIGURES)
+        for name in ("epsilon_team", "epsilon_agent"):  # so far, unlike those of summary.json
+            found[f"{name}_spent"] = found.pop(name)
+        lines.append({"lane": lane, **found})
+    return lines
+
+
+def _summary(summary: dict[str, Any], config: Config) -> dict[str, Any]:
+    by_lane = {
+        name.replace("_by_seed", "_by_lane"): summary[name] for name in BY_SEED if name in summary
+    }
+    facts = {"env": config.env, "lanes": config.seeds, **_allowed(summary, SUMMARY), **by_lane}
+    return {**facts, "pevdn_version": pevdn.__version__}
+
+
+def _write_config(config: Config, path: Path) -> None:
+    import yaml
+
+    document = {
+        "algorithm": config.algorithm,
+        "env": config.env,
+        "steps": config.steps,
+        "lanes": config.seeds,
+        "settings": _allowed(dataclasses.asdict(config.settings), SETTINGS),
+    }
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def _by_seed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As they are drawn."""
+    return [{**line, "seed": line["lane"]} for line in lines]
+
+
+def _allowed(found: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: found[name] for name in names if name in found}
+
+
+@contextmanager
+def _all_or_nothing(out: Path) -> Iterator[Path]:
+    """A directory that becomes `out` once it is complete."""
+    place = out.resolve()
+    draft = place.with_name(f".{place.name}.draft")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        yield draft
+        draft.rename(place)
+    except OSError as problem:
+        raise PevdnError(f"cannot write {out}: {problem.strerror or problem}.") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,291 @@
+"""Many runs that belong together: one directory, one run in it for each arm.
+
+What is finished is left alone and what was stopped goes on, so that the same command, given again,
+always continues. A refusal that is a result is kept in the arm's `refused.txt`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pevdn.config.settings import Config
+from pevdn.errors import UsageError
+from pevdn.training import directory
+from pevdn.training import loop as runs
+from pevdn.training.directory import Run
+from pevdn.training.loop import Interrupted, MessageRefused
+from pevdn.training.progress import Moment, Observer
+
+REFUSED = "refused.txt"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of an experiment, and the directory that it is in."""
+
+    name: str
+    config: Config
+    path: Path
+
+    @property
+    def run(self) -> Run:
+        return Run(self.path)
+
+    @property
+    def begun(self) -> bool:
+        return (self.path / "config.yaml").exists()
+
+    @property
+    def refused(self) -> str | None:
+        """Why it could not be trained to the end, if that is so."""
+        file = self.path / REFUSED
+        return file.read_text() if file.exists() else None
+
+    @property
+    def over(self) -> bool:
+        return self.run.finished or self.refused is not None
+
+    def check(self) -> None:
+        """That what is in its directory is what is wanted, or has more seeds than are."""
+        if not self.begun:
+            directory.refuse_taken(self.path)
+            return
+        found, wanted = (_flat(config) for config in (self.run.config, self.config))
+        found["seeds"] = min(found["seeds"], wanted["seeds"])
+        del wanted["checkpoint_every"]  # changes nothing that is measured
+        if wanted["randomness"] == "auto":  # was decided when the run began
+            del wanted["randomness"]
+        others = [name for name in wanted if found[name] != wanted[name]]
+        if others:
+            told = ", ".join(f"{n}={found[n]} (wanted: {wanted[n]})" for n in others[:3])
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            raise UsageError(
+                f"{self.path} holds a run with {told}{more}; ask for the same as before, or choose "
+                "another --out."
+            )
+
+    def train(self, observer: Observer, devices: int | str) -> None:
+        """Begin, or go on."""
+        if self.begun:
+            runs.resume(self.path, observer, devices=devices)
+        else:
+            runs.begin(self.config, self.path, observer, devices)
+
+    def command(self, devices: int | str) -> list[str]:
+        """The same in a process of its own."""
+        pevdn = [sys.executable, "-m", "pevdn"]
+        if self.begun:
+            return [*pevdn, "resume", str(self.path), f"--devices={devices}"]
+        c = self.config
+        settings = dataclasses.asdict(c.settings).items()
+        return [
+            *(*pevdn, "train", c.algorithm, f"--env={c.env}", f"--steps={c.steps}"),
+            *(f"--seeds={c.seeds}", f"--seed={c.seed}", f"--devices={devices}"),
+            *(f"--out={self.path}", *(f"--set={name}={value}" for name, value in settings)),
+        ]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its metrics, of as many seeds as are wanted."""
+        last = self.config.seed + self.config.seeds
+        return [line for line in self.run.metrics if line["seed"] < last]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps made so far, by each seed."""
+        if self.over:
+            return self.config.steps
+        lines = directory.whole_lines(self.path / "metrics.jsonl")
+        made = int(directory.from_json(lines[-1])["env_steps"]) if lines else 0
+        return min(made, self.config.steps)
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    whole = dataclasses.asdict(config)
+    settings = whole.pop("settings")
+    return {**whole, **settings}
+
+
+def train_all(
+    arms: Sequence[Arm],
+    observer: Observer,
+    devices: int | str = 1,
+    jobs: int = 1,
+    may_refuse: bool = False,
+) -> None:
+    """Every arm that is not over yet: one after the other, or `jobs` at a time.
+
+    With `may_refuse`, an arm whose messages do not fit has that as its result.
+    """
+    for arm in arms:
+        arm.check()
+    todo = [arm for arm in arms if not arm.over]
+    if len(todo) < len(arms):
+        observer.note(f"{len(arms) - len(todo)} of {len(arms)} arms are finished already.")
+    if jobs > 1 and len(todo) > 1:
+        _side_by_side(arms, todo, observer, devices, jobs)
+    overall = _Overall(arms, observer)
+    for arm in todo:
+        if arm.over:
+            continue
+        overall.turn_to(arm)
+        try:
+            arm.train(overall, devices)
+        except Interrupted:
+            raise Interrupted(
+                f"stopped in {arm.name}, {overall.place}; everything is saved, and the same "
+                "command goes on."
+            ) from None
+        except MessageRefused as reason:
+            if not may_refuse:
+                raise
+            directory.write_whole(arm.path / REFUSED, str(reason))
+            observer.note(f"{arm.name}: {reason}")
+
+
+class _Clock:
+    """How long all arms will still take, judging by what was made since it was started."""
+
+    def __init__(self, arms: Sequence[Arm]) -> None:
+        self.total = sum(arm.config.steps for arm in arms)
+        self.first = sum(arm.steps for arm in arms)
+        self.began = time.monotonic()
+        self.starting: list[float] = []  # seconds that arms took until their first step
+
+    def left(self, steps: int, to_start: int = 0) -> str:
+        """After so many steps of all arms, with so many arms still to be started."""
+        starting = sum(self.starting)
+        made, took = steps - self.first, time.monotonic() - self.began - starting
+        if made <= 0:
+            return ""
+        seconds = (self.total - steps) * took / made
+        minutes = (seconds + to_start * starting / max(1, len(self.starting))) / 60
+        told = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"
+        return f"all of it: about {told} left"
+
+
+class _Overall:
+    """An observer of one arm that also tells where the whole stands."""
+
+    def __init__(self, arms: Sequence[Arm], inner: Observer) -> None:
+        self.arms, self.inner = arms, inner
+        self.clock = _Clock(arms)
+        self.arm = arms[0]
+
+    def turn_to(self, arm: Arm) -> None:
+        self.arm, self.since = arm, time.monotonic()
+        self.others = sum(other.steps for other in self.arms if other is not arm)
+        self.to_start = sum(not other.over for other in self.arms) - 1
+
+    @property
+    def place(self) -> str:
+        return f"arm {self.arms.index(self.arm) + 1} of {len(self.arms)}"
+
+    def note(self, text: str) -> None:
+        self.inner.note(text)
+
+    def start(self, title: str, steps: int, done: int) -> None:
+        self.clock.starting.append(time.monotonic() - self.since)
+        self.inner.start(f"{self.place}, {self.arm.name}: {title}", steps, done)
+
+    def moment(self, moment: Moment) -> None:
+        left = self.clock.left(self.others + moment.steps, self.to_start)
+        self.inner.moment(dataclasses.replace(moment, overall=left))
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+# ---- several at a time --------------------------------------------------------------------------
+
+
+def _side_by_side(
+    arms: Sequence[Arm], todo: Sequence[Arm], observer: Observer, devices: int | str, jobs: int
+) -> None:
+    """Each in a process of its own, whose words go to ARM.log beside its directory.
+
+    An arm that fails is left as it is: tried once more by itself, it says why.
+    """
+    waiting, working = list(todo), dict[Arm, subprocess.Popen[bytes]]()
+    clock, shown = _Clock(arms), -1
+    observer.start(f"{len(todo)} arms, {jobs} at a time", clock.total, clock.first)
+    with _asked_to_stop() as stop:
+        try:
+            while (waiting or working) and not stop:
+                while waiting and len(working) < jobs:
+                    arm = waiting.pop(0)
+                    working[arm] = _start(arm, devices)
+                time.sleep(0.5)
+                working = {arm: p for arm, p in working.items() if p.poll() is None}
+                steps = sum(arm.steps for arm in arms)
+                rate = (steps - clock.first) / (time.monotonic() - clock.began)
+                news: dict[str, float] | None = {} if steps != shown else None
+                overall = " · ".join(filter(None, [clock.left(steps), *map(_standing, working)]))
+                observer.moment(Moment(steps, rate, news, overall))
+                shown = steps
+        finally:
+            observer.stop()
+            for process in working.values():
+                process.terminate()  # asks it to save and stop
+            for process in working.values():
+                process.wait()
+    if stop:
+        names = ", ".join(arm.name for arm in working) or "no arm"
+        raise Interrupted(f"stopped in {names}; everything is saved, and the same command goes on.")
+
+
+def _start(arm: Arm, devices: int | str) -> subprocess.Popen[bytes]:
+    source = str(Path(runs.__file__).parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    # A process must not take the whole GPU for itself; one that is set otherwise stays so.
+    env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path}
+    arm.path.parent.mkdir(parents=True, exist_ok=True)
+    with arm.path.with_name(f"{arm.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            arm.command(devices),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            process_group=0,  # Ctrl-C is for us alone: a second one would make it forget to save
+        )
+
+
+def _standing(arm: Arm) -> str:
+    """`vdn 0.85`: the newest win rate, mean over seeds."""
+    lines = arm.run.metrics[-arm.config.seeds :]
+    if not lines:
+        return f"{arm.name} …"
+    return f"{arm.name} {sum(line['win_rate'] for line in lines) / len(lines):.2f}"
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """Signals that have come: Ctrl-C or a polite kill; a second one insists."""
+    came: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    try:
+        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: the caller decides about signals
+        yield came
+        return
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The runtime that trains a whole team in one compiled program."""

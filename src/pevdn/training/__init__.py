@@ -1,0 +1,1 @@
+"""A run from settings to summary: the training loop and the files it keeps."""

@@ -1,0 +1,190 @@
+"""From the lines of a run to figures that a person can quote."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pevdn import __version__
+from pevdn.config.settings import Config
+from pevdn.privacy import randomness
+from pevdn.privacy.accounting import RELATIONS
+
+if TYPE_CHECKING:
+    from pevdn.privacy.ledger import Ledger
+    from pevdn.training.checkpoint import Progress
+    from pevdn.training.directory import Run
+
+WINDOW = 100_000  # the final figures are means over the last so many steps
+MODELS = {"anchor": "anchor model", "average": "averaged model", "": "running model"}
+
+
+def released(names: Collection[str]) -> str:
+    """Which model a team would be sent out with: the first of MODELS that has a win rate."""
+    return next(model for model in MODELS if column("win_rate", model) in names)
+
+
+def column(name: str, model: str) -> str:
+    """What a figure of a model is called in metrics.jsonl and summary.json."""
+    return f"{name}_{model}" if model else name
+
+
+def guarantee(config: Config) -> str:
+    """What ε of a run means, and what it does not."""
+    relation = config.settings.relation
+    return (
+        f"ε is for one training episode under the {relation} relation: {RELATIONS[relation]}. "
+        "epsilon_team and epsilon_agent are of the whole run as configured, plus everything that "
+        "was lost in crashes: they hold no matter when or why the run ended. epsilon_team_spent "
+        "and epsilon_agent_spent are of the updates made so far, and hold only if nobody stopped "
+        "the run because of its results. "
+        "epsilon_team holds against an outsider who sees all agents act or their parameters, and "
+        "so against any who sees fewer. epsilon_agent is the loss through one agent's own updates "
+        "with its teammates' contributions held fixed: it is conditional, and in general no bound. "
+        "A teammate gets no differential privacy: it sees the opened sums before any noise, and "
+        "knows the indices. Not covered: evaluation episodes, the choice of settings, the team's "
+        "reward, lengths and timing, and any other training on a copy of this run. "
+        + randomness.MEANING[randomness.source(config)]
+    )
+
+
+def confidence(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of its 95 % confidence interval (Student's t; None for one value)."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    from scipy.stats import t
+
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
+
+
+def late_mean(lines: Sequence[dict[str, Any]], name: str, window: int = WINDOW) -> float | None:
+    """One seed's mean over its last `window` steps (the later half of a shorter run)."""
+    end = max(line["env_steps"] for line in lines)
+    start = end - min(window, end / 2)
+    values = [
+        v for line in lines if line["env_steps"] >= start and (v := line.get(name)) is not None
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def by_seed(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["seed"], []).append(line)
+    return found
+
+
+def summarise(
+    run: Run,
+    config: Config,
+    progress: Progress,
+    compile_seconds: float,
+    devices: int,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """The content of summary.json; a private run has a ledger."""
+    import jax
+
+    from pevdn._platform import peak_memory_bytes
+
+    seeds = by_seed(run.metrics)
+    last = [lines[-1] for lines in seeds.values()]
+    late = [late_mean(lines, "win_rate") or 0.0 for lines in seeds.values()]
+    mean, half = confidence(late)
+    summary: dict[str, Any] = {
+        "algorithm": config.algorithm,
+        "env": config.env,
+        "steps": config.steps,
+        "seeds": sorted(seeds),
+        "win_rate": sum(line["win_rate"] for line in last) / len(last),
+        "return": sum(line["return"] for line in last) / len(last),
+        "late_win_rate": mean,
+        "late_win_rate_half_width_95": half,
+        "late_win_rate_by_seed": late,
+        "late_window_steps": min(WINDOW, max(line["env_steps"] for line in last) // 2),
+        "env_steps": max(line["env_steps"] for line in last),
+        "episodes": sum(line["episodes"] for line in last),
+        "updates": sum(line["updates"] for line in last),
+    }
+    for model in filter(None, MODELS):
+        name = f"win_rate_{model}"
+        if name not in last[0]:
+            continue
+        found = [v for lines in seeds.values() if (v := late_mean(lines, name)) is not None]
+        if model == "anchor":
+            summary["anchored_seeds"] = len(found)
+        if found:
+            late = found + [0.0] * (len(seeds) - len(found))  # without an anchor nothing is won
+            mean, half = confidence(late)
+            summary[name] = sum(line[name] or 0.0 for line in last) / len(last)
+            summary[f"late_{name}"] = mean
+            summary[f"late_{name}_half_width_95"] = half
+            summary[f"late_{name}_by_seed"] = late
+    if ledger is not None:
+        guaranteed, spent = ledger.guaranteed(), ledger.spent()
+        summary["epsilon_agent"] = max(x.epsilon_agent for x in guaranteed)
+        summary["epsilon_team"] = max(x.epsilon_team for x in guaranteed)
+        summary["epsilon_agent_spent"] = max(x.epsilon_agent for x in spent)
+        summary["epsilon_team_spent"] = max(x.epsilon_team for x in spent)
+        summary["epsilon_teammate"] = None
+        summary["delta"] = ledger.mechanism.delta
+        summary["randomness"] = randomness.source(config)
+        summary["guarantee"] = guarantee(config)
+        if config.settings.epsilon_budget:
+            summary["epsilon_budget"] = config.settings.epsilon_budget
+            summary["budget_view"] = config.settings.budget_view
+            summary["stopped_by_budget"] = progress.budget_spent
+    device = jax.local_devices()[0]
+    summary |= {
+        "env_steps_per_second": progress.training_steps / max(progress.training_seconds, 1e-9),
+        "training_seconds": progress.training_seconds,
+        "compile_seconds": compile_seconds,
+        "wall_seconds": progress.wall_seconds,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "device": f"{device.platform} {device.device_kind}",
+        "devices": devices,
+        "versions": {
+            "pevdn": __version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    return summary
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The summary in a few lines for a person."""
+    lines = []
+    for label, model in (("win rate", ""), ("average", "average"), ("anchor", "anchor")):
+        name = column("win_rate", model)
+        if name not in summary:
+            continue
+        half = summary[f"late_{name}_half_width_95"]
+        spread = f" ± {half:.3f} (95 %, {len(summary['seeds'])} seeds)" if half is not None else ""
+        lines.append(
+            f"{label:8} {summary[name]:.3f} at the end; {summary[f'late_{name}']:.3f}{spread} "
+            f"over the last {summary['late_window_steps']:,} steps"
+        )
+    if "epsilon_team" in summary:
+        lines.append(
+            f"privacy  ε team {summary['epsilon_team']:.2f}, "
+            f"ε agent {summary['epsilon_agent']:.2f} (conditional), teammate none, at "
+            f"δ = {summary['delta']:.2g} (spent so far: team {summary['epsilon_team_spent']:.2f}, "
+            f"agent {summary['epsilon_agent_spent']:.2f}): {summary['guarantee']}"
+        )
+    if summary.get("stopped_by_budget"):
+        lines.append(
+            f"budget   training stopped at {summary['env_steps']:,} of {summary['steps']:,} steps: "
+            f"another update would take ε {summary['budget_view']} above "
+            f"{summary['epsilon_budget']:g}"
+        )
+    lines.append(
+        f"speed    {summary['env_steps_per_second']:,.0f} environment steps/s, "
+        f"{summary['wall_seconds']:,.0f} s in all, "
+        f"peak memory {summary['peak_memory_bytes'] / 2**30:.2f} GiB"
+    )
+    return "\n".join(lines)

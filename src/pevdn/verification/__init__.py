@@ -1,0 +1,1 @@
+"""Tests of the privacy claims on trained runs: audit, attacks, data-flow analysis."""

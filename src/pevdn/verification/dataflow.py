@@ -1,0 +1,325 @@
+"""The paper's technical privacy policy, proved of the program: whose data can reach whom.
+
+"Sharing environment interaction data is forbidden": what an agent observes, does, remembers and
+learns stays with it. `violations` traces the programs of a simulation and follows every value
+through every equation (the jaxpr), noting whose data it depends on. An output depends on all
+inputs of its equation, and what a branch or a loop writes also on what decided it. So nothing
+found means that no agent's state depends on another's data other than by the two open ways:
+
+- The world. Actions go in, each agent gets its own view out, and all are told reward and end.
+- The exchange. A number per agent, step and episode goes in; what it opens is for everyone. What
+  that number tells, and what the exchange hides of it, is not the business of this proof.
+
+What everyone knows (rewards, lengths, counters, random keys) must depend on nobody's data, or the
+next call would start from a leak. Since it does not, the proof holds for any number of calls.
+`start` needs none: it is made from the seed alone.
+
+The arrays of different agents have to be different variables for this, so every agent is made a
+kind of its own. Usually like agents travel along one array axis over which the same code is
+mapped; that they do the same together as apart is tested, not proved. And the proof finds
+mistakes, not sabotage: code that forges a mark is believed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
+
+from pevdn.exchange import Exchange, Opened
+from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.team import Kind, Team
+from pevdn.worlds.base import Step, World
+from pevdn.worlds.hosted import inside
+
+
+class Source(NamedTuple):
+    """Where data comes from."""
+
+    owner: str  # "agent 0", or "the world"
+    sent: bool = False  # it left its owner, as an action or as a message
+
+    def __str__(self) -> str:
+        return f"what {self.owner} sent" if self.sent else f"data of {self.owner}"
+
+
+Sources = frozenset[Source]  # all that a value depends on
+PUBLIC: Sources = frozenset()
+
+
+class Violation(NamedTuple):
+    program: str  # the method of the simulation
+    reached: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.program}: {self.reached} is reached by {self.source}"
+
+
+def violations(simulation: Simulation) -> list[Violation]:
+    """Every flow in the programs of a simulation that the policy forbids; nothing is compiled."""
+    watched = watch(simulation)
+    state = jax.eval_shape(watched.start, jax.ShapeDtypeStruct((1,), jnp.int32))
+    owners = policy(state)
+    params, their_owners = (tuple(x.params for x in s.learners) for s in (state, owners))
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    until_most_limit, told = (number, number, state.updates), (PUBLIC, PUBLIC, PUBLIC)
+    due = watched.updates_due
+    return [
+        *_check(watched.advance, (state, *until_most_limit), (owners, told), owners, due),
+        *_check(watched.keep_anchor, (state, state.threshold), (owners, PUBLIC), owners),
+        *_check(watched.evaluate, (params, state.key), (their_owners, PUBLIC)),
+    ]
+
+
+def policy(state: State) -> State:
+    """Whose each array of a state is; one kind per agent. `PUBLIC`: everyone knows it."""
+
+    def own(i: int, tree: Any) -> Any:
+        return jax.tree.map(lambda _: frozenset([Source(f"agent {i}")]), tree)
+
+    told = {"rewards": PUBLIC, "terminal": PUBLIC, "length": PUBLIC}  # to the whole team
+    public: State = jax.tree.map(lambda _: PUBLIC, state)
+    return public._replace(
+        learners=tuple(own(i, learner) for i, learner in enumerate(state.learners)),
+        replays=tuple(own(i, rows)._replace(**told) for i, rows in enumerate(state.replays)),
+    )
+
+
+def _check(
+    program: Callable[..., Any], args: Any, owners: Any, allowed: Any = None, updates: int = 0
+) -> list[Violation]:
+    """Compare what reaches each output with who owns it in `allowed` (by default, everyone)."""
+    traced, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
+    walk = Walk()
+    reached = walk.follow(traced, jax.tree.leaves(owners))
+    wanted = jax.tree.leaves(allowed or jax.tree.map(lambda _: PUBLIC, shapes))
+    paths = [path for path, _ in jax.tree.leaves_with_path(shapes)]
+    for path, sources, own in zip(paths, reached, wanted, strict=True):
+        walk.report(_name(path, own), _foreign(sources, own))
+    if (rounds := _rounds(traced.jaxpr)) > updates:
+        walk.report("the exchange", [f"{rounds} rounds of messages for {updates} updates"])
+    return [Violation(program.__name__, *found) for found in walk.found]
+
+
+def _name(path: Any, own: Sources) -> str:
+    """`.learners[1].params.input_bias` as "learner of agent 1 (params.input_bias)"."""
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    if not own:
+        return f"what everyone knows ({name})"
+    part, agent, leaf = name.split(".", 2)
+    return f"{part.removesuffix('s')} of agent {agent} ({leaf})"
+
+
+def _foreign(sources: Sources, own: Sources) -> list[Source]:
+    owners = {source.owner for source in own}
+    return sorted(source for source in sources if source.owner not in owners)
+
+
+# ---- the open ways, marked in the program -------------------------------------------------
+
+MARK = "pevdn:"
+
+
+def _mark(what: str, whom: str, tree: Any) -> Any:
+    """Adds equations that change no value, and that a `Walk` recognises."""
+    return jax.tree.map(lambda x: checkpoint_name(x, f"{MARK}{what}:{whom}"), tree)
+
+
+def _mark_each(what: str, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    return tuple(_mark(what, f"agent {i}", x) for i, x in enumerate(arrays))
+
+
+def watch(simulation: Simulation) -> Simulation:
+    """The same simulation with every agent a kind of its own and the open ways marked."""
+    watched = copy.copy(simulation)
+    kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
+    watched.team = _WatchedTeam(tuple(kinds))
+    watched.world = _WatchedWorld(inside(simulation.world, "following its values"))
+    if simulation.exchange is not None:
+        watched.exchange = _watched_exchange(simulation, simulation.exchange)
+    return watched
+
+
+class _WatchedTeam(Team):
+    """Actions and messages leave their agents where they leave the arrays by kind."""
+
+    def by_agent(self, per_kind: Sequence[Array], axis: int) -> tuple[Array, ...]:
+        return _mark_each("sent by", super().by_agent(per_kind, axis))
+
+
+class _WatchedWorld:
+    """What it hands to an agent is that agent's from there on, whatever the game made it from."""
+
+    def __init__(self, world: World) -> None:
+        self.name, self.agents, self.max_steps = world.name, world.agents, world.max_steps
+        self._world = world
+
+    def reset(self, key: Array) -> tuple[Any, Step]:
+        return self._hand_out(*self._world.reset(_mark("enters", "the world", key)))
+
+    def step(self, key: Array, state: Any, actions: tuple[Array, ...]) -> tuple[Any, Step]:
+        given = _mark("enters", "the world", (key, state, actions))
+        return self._hand_out(*self._world.step(*given))
+
+    def _hand_out(self, state: Any, step: Step) -> tuple[Any, Step]:
+        observations, available, *told = step
+        return _mark("belongs to", "the world", state), Step(
+            _mark_each("belongs to", observations),
+            _mark_each("belongs to", available),
+            *_mark("belongs to", "everyone", told),
+        )
+
+
+def _watched_exchange(simulation: Simulation, exchange: Exchange) -> Exchange:
+    expected = [(len(simulation.team), steps, simulation.part) for steps in simulation.horizons]
+
+    def watched(key: Array, messages: Array) -> Opened:
+        if messages.shape not in expected or messages.dtype != jnp.float32:
+            what = f"{messages.dtype}{messages.shape}, not one number per agent, step and episode"
+            messages = _mark("misused by", what, messages)
+        messages = _mark("round of", str(messages.size), messages)
+        opened = exchange(*_mark("enters", "the exchange", (key, messages)))
+        return Opened(*_mark("belongs to", "everyone", tuple(opened)))
+
+    return watched
+
+
+def _rounds(jaxpr: core.Jaxpr) -> int:
+    """How often the exchange is used from start to end of one lane; a `while` counts once."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        inner = [_rounds(part) for part in core.jaxprs_in_params(eqn.params)]
+        once = max(inner) if eqn.primitive.name == "cond" else sum(inner)
+        count += once * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+        what, size = _mark_of(eqn)
+        if what == "round of":  # mapped over an axis, it is used for each entry
+            entered: Any = eqn.outvars[0].aval
+            count += entered.size // int(size)
+    return count
+
+
+def _mark_of(eqn: core.JaxprEqn) -> tuple[str, str]:
+    """What a mark says; for other equations, nothing."""
+    name = eqn.params["name"] if eqn.primitive.name == "name" else ""
+    if not name.startswith(MARK):
+        return "", ""
+    _, what, whom = name.split(":", 2)
+    return what, whom
+
+
+# ---- following values through a program ---------------------------------------------------
+
+# Calls of an inner program that has the inputs and outputs of the call, and where they keep it.
+CALLS = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+class Walk:
+    """Follows sources from the inputs of a program to its outputs, and notes what marks forbid."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], None] = {}  # what was reached by what; in order
+        self._known: dict[Any, list[Sources]] = {}  # loops ask for the same again and again
+
+    def report(self, reached: str, sources: Iterable[Source | str]) -> None:
+        self.found.update({(reached, str(source)): None for source in sources})
+
+    def follow(self, program: Any, inputs: Sequence[Sources]) -> list[Sources]:
+        """What each output depends on, given what each input depends on."""
+        key = (id(program), *inputs)
+        if key not in self._known:
+            self._known[key] = self._equations(getattr(program, "jaxpr", program), inputs)
+        return self._known[key]
+
+    def _equations(self, jaxpr: core.Jaxpr, inputs: Sequence[Sources]) -> list[Sources]:
+        known = dict.fromkeys(jaxpr.constvars, PUBLIC)
+        known.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atoms: Sequence[Any]) -> list[Sources]:
+            return [PUBLIC if isinstance(x, core.Literal) else known[x] for x in atoms]
+
+        for eqn in jaxpr.eqns:
+            known.update(zip(eqn.outvars, self._equation(eqn, read(eqn.invars)), strict=True))
+        return read(jaxpr.outvars)
+
+    def _equation(self, eqn: core.JaxprEqn, inputs: list[Sources]) -> list[Sources]:
+        name, params = eqn.primitive.name, eqn.params
+        if any(mark := _mark_of(eqn)):
+            return [self._marked(*mark, inputs[0])]
+        if name in CALLS:
+            return self.follow(params[CALLS[name]], inputs)
+        if name == "cond":
+            which, *rest = inputs
+            branches = [self.follow(branch, rest) for branch in params["branches"]]
+            return [which.union(*outputs) for outputs in zip(*branches, strict=True)]
+        if name == "while":
+            return self._while(params, inputs)
+        if name == "scan":
+            return self._scan(eqn, inputs)
+        if eqn.effects or "callback" in name:
+            self.report("the outside", [f"a side effect ({name}), which cannot be followed"])
+        # Arithmetic; and the safe choice for anything with an inner program of an unknown sort.
+        return [PUBLIC.union(*inputs)] * len(eqn.outvars)
+
+    def _while(self, params: dict[str, Any], inputs: list[Sources]) -> list[Sources]:
+        a = params["cond_nconsts"]
+        b = a + params["body_nconsts"]
+
+        def once(carry: list[Sources]) -> list[Sources]:
+            (going,) = self.follow(params["cond_jaxpr"], [*inputs[:a], *carry])
+            after = self.follow(params["body_jaxpr"], [*inputs[a:b], *carry])
+            return [going.union(*both) for both in zip(carry, after, strict=True)]
+
+        return _settle(once, inputs[b:])
+
+    def _scan(self, eqn: core.JaxprEqn, inputs: list[Sources]) -> list[Sources]:
+        # Inputs: constants, carry, slices; outputs: carry, slices. A slice has one axis less in
+        # the body, which tells how many there are (JAX 0.10 and 0.11 have other names for that).
+        body = eqn.params["jaxpr"]
+        jaxpr = getattr(body, "jaxpr", body)
+        n = _count_whole(eqn.outvars, jaxpr.outvars)
+        b = _count_whole(eqn.invars, jaxpr.invars)
+        a = b - n
+
+        def once(outputs: list[Sources]) -> list[Sources]:
+            after = self.follow(body, [*inputs[:a], *outputs[:n], *inputs[b:]])
+            return [x | y for x, y in zip(outputs, after, strict=True)]
+
+        return _settle(once, inputs[a:b] + [PUBLIC] * (len(eqn.outvars) - n))
+
+    def _marked(self, what: str, whom: str, sources: Sources) -> Sources:
+        if what == "belongs to":
+            return PUBLIC if whom == "everyone" else frozenset([Source(whom)])
+        if what == "sent by":
+            self.report(f"what {whom} sends", _foreign(sources, frozenset([Source(whom)])))
+            return frozenset([Source(whom, sent=True)])
+        if what == "enters":
+            raw = (x for x in sources if not x.sent and x.owner != whom)
+            self.report(whom, sorted(raw))
+        if what == "misused by":
+            self.report("the exchange", [whom])
+        return sources
+
+
+def _count_whole(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    return sum(x.aval.ndim == y.aval.ndim for x, y in zip(outside, inside, strict=True))
+
+
+def _settle(once: Callable[[list[Sources]], list[Sources]], start: list[Sources]) -> list[Sources]:
+    """Repeat until nothing changes; sources are only ever added, so this ends."""
+    while (after := once(start)) != start:
+        start = after
+    return start
