@@ -24,3 +24,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f"; did you mean '{near[0]}'?" if near else f"; choose one of: {', '.join(names)}."
     return UsageError(f"unknown {kind} '{name}'{guess}{' ' + hint if hint else ''}")
+
+
+class Interrupted(PevdnError):
+    """Stopped on request; everything is saved."""

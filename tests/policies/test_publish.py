@@ -31,7 +31,9 @@ from pevdn.policies import export, publish
 from pevdn.policies.evaluate import evaluate
 from pevdn.policies.export import arrays
 from pevdn.simulation.host import simulation_for
-from pevdn.training import directory, figures, readme
+from pevdn.storage.files import make_private
+from pevdn.storage.strict_json import to_json
+from pevdn.training import figures, readme
 from pevdn.training import loop as runs
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
@@ -138,7 +140,7 @@ def test_a_directory_is_never_open_for_a_moment(
     )
     before = os.umask(0)
     try:
-        directory.make_private(tmp_path / "new")
+        make_private(tmp_path / "new")
     finally:
         os.umask(before)
     assert seen == [0o700]
@@ -148,7 +150,7 @@ def test_a_directory_that_holds_something_keeps_its_mode(tmp_path: Path) -> None
     (tmp_path / "full").mkdir()
     (tmp_path / "full").chmod(0o750)
     (tmp_path / "full" / "notes").write_text("mine")
-    directory.make_private(tmp_path / "full")
+    make_private(tmp_path / "full")
     assert mode(tmp_path / "full") == 0o750
 
 
@@ -160,7 +162,7 @@ def test_a_directory_of_somebody_else_is_refused_in_a_sentence(
 
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(PevdnError, match=r"cannot be closed to other users.*--out"):
-        directory.make_private(tmp_path / "new")
+        make_private(tmp_path / "new")
 
 
 # --- the README of a run ---------------------------------------------------------------------
@@ -346,7 +348,7 @@ def test_the_privacy_of_a_publication_is_the_ledgers(
     private: Run, public: publish.Published
 ) -> None:
     found = json.loads((public.path / "privacy.json").read_text())
-    assert found == json.loads(directory.to_json(public.privacy))
+    assert found == json.loads(to_json(public.privacy))
     facts = pevdn.export(private, 0, out=private.path.parent / "policy").facts
     assert found["epsilon"]["team"] == float(facts["epsilon_team"])
     assert found["epsilon"]["teammate"] is None and found["delta"] == private.config.delta

@@ -246,7 +246,7 @@ def test_a_state_is_not_past_a_line_that_could_not_be_written_in_full(tmp_path, 
     ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     chunk = ledger.reserve(100, 3, [99], 1)
     with monkeypatch.context() as patch:
-        patch.setattr(ledgers, "write_whole", failing)
+        patch.setattr(ledgers, "write_atomically", failing)
         with pytest.raises(OSError, match="No space"):
             ledger.settle(chunk, [2], [2], "d")
     assert ledger.position == (0, "")

@@ -34,7 +34,7 @@ from support import PRIVATE, checkpoints_in, content
 import pevdn
 from pevdn import worlds
 from pevdn.config import settings as config
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import Interrupted, PevdnError, UsageError
 from pevdn.privacy.accounting import Mechanism, Spent
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
@@ -43,7 +43,7 @@ from pevdn.simulation.host import simulation_for
 from pevdn.training import checkpoint, figures
 from pevdn.training import loop as runs
 from pevdn.training.checkpoint import Checkpoints
-from pevdn.training.loop import Interrupted, Run
+from pevdn.training.loop import Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 SEEDS = 2

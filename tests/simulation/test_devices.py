@@ -17,9 +17,10 @@ from support import TIMES, Said, cli, finish, metrics_of, python, saved, train, 
 
 import pevdn
 from pevdn.config.settings import fingerprint
+from pevdn.errors import Interrupted
 from pevdn.privacy.ledger import FILE, Ledger
 from pevdn.simulation.devices import Lanes
-from pevdn.training.loop import Interrupted, Run, _Training
+from pevdn.training.loop import Run, _Training
 from pevdn.training.progress import Moment, Silent
 
 SEEDS = 4

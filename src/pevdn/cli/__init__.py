@@ -68,7 +68,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command; every expected failure is one sentence and an exit code."""
-    from pevdn.training.loop import Interrupted
+    from pevdn.errors import Interrupted
 
     try:
         app(arguments, prog_name="pevdn")

@@ -37,7 +37,8 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Attack a trained team: read private features, and tell which episodes were learnt from."""
-    from pevdn.training.directory import Run, disk_errors
+    from pevdn.storage.files import disk_errors
+    from pevdn.training.directory import Run
     from pevdn.training.progress import observer
 
     path = out or run / "attack.png"

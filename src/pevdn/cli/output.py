@@ -11,7 +11,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 
 def print_json(document: Any) -> None:
-    from pevdn.training.directory import to_json
+    from pevdn.storage.strict_json import to_json
 
     typer.echo(to_json(document, indent=2))
 

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pevdn
-from pevdn.errors import PevdnError
+from pevdn.errors import Interrupted, PevdnError
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.roster import WORLD, Roster, canonical, differences
 from pevdn.network.transport import Transport, Unreachable
-from pevdn.training.directory import write_whole
-from pevdn.training.loop import Interrupted
+from pevdn.storage.files import write_atomically
 
 PROTOCOL = 1
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks have to agree
@@ -151,7 +150,7 @@ class Council:
         """Who is done is gone soon: one that is killed now will not hear it again."""
         if self._file is not None:
             done = sorted(name for name, reason in self.left.items() if reason == DONE)
-            write_whole(self._file, json.dumps(done))
+            write_atomically(self._file, json.dumps(done))
 
     def _remembered(self) -> dict[str, str]:
         if self._file is None or not self._file.exists():

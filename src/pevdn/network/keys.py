@@ -26,7 +26,7 @@ from pevdn.config.settings import Config, number
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network import roster
 from pevdn.network.roster import PATIENCE, WORLD, Member, Roster
-from pevdn.training.directory import make_private
+from pevdn.storage.files import make_private
 
 DAYS = 365  # that a member's certificate is valid
 AUTHORITY_DAYS = 3650

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,12 +14,12 @@ from typing import Any
 
 from pevdn import worlds
 from pevdn.config.settings import Config
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import Interrupted, PevdnError, UsageError
 from pevdn.network import keys, status
 from pevdn.network import roster as rosters
 from pevdn.network.roster import WORLD, Roster
-from pevdn.training.directory import make_private
-from pevdn.training.loop import Interrupted
+from pevdn.storage.files import make_private
+from pevdn.storage.signals import stop_requests
 
 Reports = dict[str, dict[str, Any]]
 
@@ -48,7 +47,7 @@ def up(roster: Roster, show: Callable[[Reports], None], every: float = 1.0) -> R
     with ExitStack() as stack:
         for process in members.values():
             stack.callback(process.end)
-        stop = _asked_to_stop(stack)
+        stop = stack.enter_context(stop_requests())
         for process in members.values():
             process.start()
         while any(process.running for process in members.values()):
@@ -122,14 +121,6 @@ class _Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def _asked_to_stop(stack: ExitStack) -> list[int]:
-    asked: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before = signal.signal(number, lambda number, _: asked.append(number))
-        stack.callback(signal.signal, number, before)
-    return asked
 
 
 def _free_ports(count: int) -> list[int]:

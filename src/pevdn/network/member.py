@@ -16,7 +16,7 @@ from pevdn.network.environment import Body
 from pevdn.network.party import Party
 from pevdn.network.roster import WORLD
 from pevdn.network.world_server import WorldHost
-from pevdn.training.directory import lock, make_private
+from pevdn.storage.files import lock, make_private
 
 Told = Callable[[dict[str, Any]], None]  # what is shown of a member every few seconds
 

@@ -47,8 +47,9 @@ from pevdn.network.streams import Secret, commitment, fresh, joint_seed
 from pevdn.privacy import accounting, randomness
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
+from pevdn.storage.files import make_private, whole_lines, write_atomically
+from pevdn.storage.strict_json import to_json
 from pevdn.training import readme
-from pevdn.training.directory import make_private, to_json, whole_lines, write_whole
 from pevdn.training.loop import affordable
 
 SNAPSHOT = 200  # rounds from one snapshot to the next
@@ -89,7 +90,7 @@ class Party:
             spec, max_steps = body.spec, body.max_steps
         self.max_steps = max_steps
         make_private(folder)
-        write_whole(folder / "config.yaml", configuration.to_text(self.config))
+        write_atomically(folder / "config.yaml", configuration.to_text(self.config))
         readme.leave(folder, readme.of_party(self.config, roster.rehearsal))
         self.secret = Secret.load_or_create(folder / "secret")
         self.draws: Draws = (
@@ -608,7 +609,7 @@ class Party:
         self.status.facts |= line
         before = whole_lines(path)
         if len(before) <= course.evaluations:
-            write_whole(path, "".join(before) + to_json(line) + "\n")
+            write_atomically(path, "".join(before) + to_json(line) + "\n")
 
     def _tell(self) -> None:
         course = self.course

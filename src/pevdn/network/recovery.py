@@ -17,7 +17,6 @@ import base64
 import hashlib
 import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,8 @@ import numpy as np
 
 from pevdn.agent.packed_replay import HostReplay
 from pevdn.errors import PevdnError
+from pevdn.storage import chain
+from pevdn.storage.files import sync_directory, write_atomically
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,7 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """A round is complete when this returns."""
-        line = record.to_line()
-        line["check"] = _checksum(self._check, line)
-        with self._path().open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._check = line["check"]
+        self._check = chain.extend(self._path(), self._check, record.to_line())["check"]
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
         """A snapshot after `round`, from which a new journal starts; the one before is kept."""
@@ -106,26 +101,16 @@ class Journal:
         path = self._path()
         if not path.exists():
             return []
-        whole = path.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):
-            with path.open("r+b") as file:
-                file.truncate(end)
-        records, self._check = [], ""
-        for number, text in enumerate(whole[:end].splitlines(), 1):
-            try:
-                line = json.loads(text)
-                check = line.pop("check")
-                if check != _checksum(self._check, line):
-                    raise ValueError
-                records.append(Record.of_line(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise PevdnError(
-                    f"line {number} of {path} is not what was written; restore the file, or start "
-                    "the whole team anew in another directory."
-                ) from None
-            self._check = check
-        return records
+        chain.cut_incomplete_line(path)
+        try:
+            lines = chain.read(path)
+        except chain.BrokenChain as problem:
+            raise PevdnError(
+                f"line {problem.number} of {path} is not what was written; restore the file, or "
+                "start the whole team anew in another directory."
+            ) from None
+        self._check = lines[-1]["check"] if lines else ""
+        return [Record.of_line(line) for line in lines]
 
     def _path(self) -> Path:
         return self.folder / f"journal-{self._base}.jsonl"
@@ -165,16 +150,9 @@ class Journal:
 
 
 def write_sealed(path: Path, payload: bytes) -> None:
-    """A file that is there whole, or not at all."""
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(hashlib.sha256(payload).digest() + payload)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    place = os.open(path.parent, os.O_RDONLY)
-    os.fsync(place)
-    os.close(place)
+    """A file that starts with its checksum; it is on the disk, with its name, after this."""
+    write_atomically(path, hashlib.sha256(payload).digest() + payload)
+    sync_directory(path.parent)
 
 
 def read_sealed(path: Path) -> bytes:
@@ -184,7 +162,3 @@ def read_sealed(path: Path) -> bytes:
             f"{path} is damaged; restore it, or start the whole team anew in another directory."
         )
     return whole[32:]
-
-
-def _checksum(before: str, line: Mapping[str, Any]) -> str:
-    return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()[:32]

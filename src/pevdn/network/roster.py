@@ -33,6 +33,7 @@ from pevdn import worlds
 from pevdn.config import settings as configuration
 from pevdn.config.settings import Config
 from pevdn.errors import PevdnError, UsageError, unknown
+from pevdn.storage import files
 
 WORLD = "world"
 MODES = ("shares", "pairwise-masks")
@@ -493,23 +494,13 @@ def _table(head: str, values: Mapping[str, Any]) -> str:
 
 
 def new_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file that was not there; it has its mode before it has a content."""
+    """Write a file that must not exist yet."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        files.create(path, content, mode)
     except FileExistsError:
         raise taken(path) from None
     except OSError as problem:
         raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException as problem:
-        path.unlink(missing_ok=True)
-        if isinstance(problem, OSError):
-            raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
-        raise
 
 
 def taken(path: Path) -> UsageError:

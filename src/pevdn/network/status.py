@@ -13,7 +13,8 @@ from typing import Any
 
 from pevdn.errors import UsageError
 from pevdn.network.group import Council
-from pevdn.training.directory import to_json, write_whole
+from pevdn.storage.files import write_atomically
+from pevdn.storage.strict_json import to_json
 
 STATUS, LOG = "status.json", "log.jsonl"
 STALE = 5.0  # seconds after which a member that writes nothing is thought to be down
@@ -66,7 +67,7 @@ class Status:
         }
 
     def write(self) -> None:
-        write_whole(self.folder / STATUS, to_json(self.report()))
+        write_atomically(self.folder / STATUS, to_json(self.report()))
 
 
 def read(folder: Path) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ from pevdn.network.status import Status
 from pevdn.network.streams import Secret
 from pevdn.simulation.hosted import episode_seed
 from pevdn.simulation.workers import RESET, STEP, Copies, Fault
-from pevdn.training.directory import make_private
+from pevdn.storage.files import make_private
 from pevdn.worlds.base import HostedWorld, Step, World
 from pevdn.worlds.hosted import unstoppable
 

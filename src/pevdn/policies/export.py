@@ -12,7 +12,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import numpy as np
 import pevdn
 from pevdn.config.settings import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
+from pevdn.storage.files import write_atomically
 from pevdn.training.directory import Run
 
 VERSION = "1"  # of the names of arrays and facts
@@ -126,15 +126,10 @@ def _named(config: Config, model: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing."""
-    draft = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
-        draft.replace(path)
+        write_atomically(path, content)
     except OSError as problem:
-        with suppress(OSError):
-            draft.unlink()
         raise PevdnError(f"cannot write {path}: {problem.strerror or problem}.") from None
 
 

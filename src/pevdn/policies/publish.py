@@ -21,8 +21,9 @@ from pevdn.config.settings import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
 from pevdn.privacy import randomness
+from pevdn.storage.strict_json import to_json
 from pevdn.training import readme
-from pevdn.training.directory import Run, to_json
+from pevdn.training.directory import Run
 
 MODELS = ("", "_average", "_anchor")
 EPSILONS = (

@@ -30,9 +30,7 @@ Checksums detect damage and mix-ups, not an adversary who can rewrite every file
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,12 +38,13 @@ from typing import Any, NamedTuple
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.privacy.accounting import Mechanism, Spent
-from pevdn.training.directory import write_whole
+from pevdn.storage import chain
+from pevdn.storage.chain import Line
+from pevdn.storage.files import sync_directory, write_atomically
 
 FILE, HEAD = "ledger.jsonl", "ledger.head"
 VERSION = 2  # of the lines; ledgers before the first number have none
 OPENING = b'{"line": 1, "kind": "open"'
-Line = dict[str, Any]
 
 
 class Chunk(NamedTuple):
@@ -128,9 +127,7 @@ class Ledger:
         plan = {"mechanism": mechanism._asdict(), "planned": planned, "affordable": affordable}
         facts["randomness"] = randomness
         ledger._append("open", **facts, **plan, inode=path.stat().st_ino)
-        place = os.open(folder, os.O_RDONLY)
-        os.fsync(place)  # the file's name has to survive as well
-        os.close(place)
+        sync_directory(folder)
         return ledger
 
     @staticmethod
@@ -150,18 +147,14 @@ class Ledger:
         path, head = folder / FILE, folder / HEAD
         try:
             known = _parsed(head.read_bytes())  # first: the run may be writing
-            texts = path.read_bytes().split(b"\n")[:-1]
+            lines = chain.read(path)
         except OSError as problem:
             raise PevdnError(
                 f"{problem.filename} cannot be read, and without it nobody knows what this run has "
                 "spent; restore it, or train anew."
             ) from None
-        lines: list[Line] = []
-        for text in texts:
-            line = _parsed(text)
-            if line is None or line["check"] != _checksum(lines[-1:], line):
-                raise _refused(path, f"line {len(lines) + 1} is not what was written")
-            lines.append(line)
+        except chain.BrokenChain as problem:
+            raise _refused(path, f"line {problem.number} is not what was written") from None
         if known is None or known["line"] < 1:
             raise _refused(head, "it is damaged")
         if len(lines) < known["line"]:
@@ -200,8 +193,7 @@ class Ledger:
                 "train anew."
             )
         self._at = numbers.index(line)
-        with (self.folder / FILE).open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)  # a last line that is half written
+        chain.cut_incomplete_line(self.folder / FILE)
 
     @property
     def position(self) -> tuple[int, str]:
@@ -363,14 +355,10 @@ class Ledger:
     # ---- writing --------------------------------------------------------------------------
 
     def _append(self, kind: str, **facts: Any) -> None:
+        before = self.lines[-1]["check"] if self.lines else ""
         line = {"line": len(self.lines) + 1, "kind": kind, **facts}
-        line["check"] = _checksum(self.lines[-1:], line)
-        with (self.folder / FILE).open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._take(line)
-        write_whole(self.folder / HEAD, json.dumps({k: line[k] for k in ("line", "check")}))
+        self._take(line := chain.extend(self.folder / FILE, before, line))
+        write_atomically(self.folder / HEAD, json.dumps({k: line[k] for k in ("line", "check")}))
 
 
 def _number(entry: Line | None) -> int | None:
@@ -381,15 +369,8 @@ def _plus(a: Sequence[int], b: Sequence[int]) -> list[int]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _checksum(before: list[Line], line: Line) -> str:
-    """Over a line and the checksum of the one before it."""
-    text = json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True)
-    chain = before[0]["check"] if before else ""
-    return hashlib.sha256((chain + text).encode()).hexdigest()
-
-
 def _parsed(text: bytes) -> Line | None:
-    """A line, or what is known of the last one; None if it is neither."""
+    """What is known of the last line; None if that is damaged."""
     try:
         found = json.loads(text)
         return {**found, "line": int(found["line"]), "check": str(found["check"])}

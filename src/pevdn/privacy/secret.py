@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pevdn.errors import UsageError
+from pevdn.storage import files
 
 FILE = "secret"
 SIZE = 32
@@ -30,15 +31,7 @@ def load_or_create(path: Path) -> bytes:
 
 def _create(path: Path) -> bytes:
     key = os.urandom(SIZE)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
-    place = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(place)  # that there is a secret has to survive as well
-    finally:
-        os.close(place)
+    files.create(path, key, 0o600)
     return key
 
 

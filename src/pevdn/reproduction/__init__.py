@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pevdn.config.settings import number
 from pevdn.errors import UsageError, unknown
-from pevdn.training import directory
+from pevdn.storage.files import disk_errors, write_atomically
+from pevdn.storage.strict_json import to_json
 from pevdn.training.progress import Observer, Silent
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ def reproduce(
     pictures = [wanted.out / f"{experiment.NAME}.{kind}" for kind in ("png", "pdf")]
     files = [*pictures, wanted.out / "table.md", wanted.out / "results.json"]
     document["files"] = [str(file) for file in files]
-    with directory.disk_errors(wanted.out):
+    with disk_errors(wanted.out):
         _draw(experiment, arms, rows, pictures)
-        directory.write_whole(files[-2], text.markdown(document))
-        directory.write_whole(files[-1], directory.to_json(document, indent=2) + "\n")
+        write_atomically(files[-2], text.markdown(document))
+        write_atomically(files[-1], to_json(document, indent=2) + "\n")
     return document
 
 

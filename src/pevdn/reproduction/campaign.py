@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pevdn.config.settings import Config
-from pevdn.errors import UsageError
+from pevdn.errors import Interrupted, UsageError
+from pevdn.storage.files import whole_lines, write_atomically
+from pevdn.storage.signals import stop_requests
+from pevdn.storage.strict_json import from_json
 from pevdn.training import directory
 from pevdn.training import loop as runs
 from pevdn.training.directory import Run
-from pevdn.training.loop import Interrupted, MessageRefused
+from pevdn.training.loop import MessageRefused
 from pevdn.training.progress import Moment, Observer
 
 REFUSED = "refused.txt"
@@ -105,8 +106,8 @@ class Arm:
         """Environment steps made so far, by each seed."""
         if self.over:
             return self.config.steps
-        lines = directory.whole_lines(self.path / "metrics.jsonl")
-        made = int(directory.from_json(lines[-1])["env_steps"]) if lines else 0
+        lines = whole_lines(self.path / "metrics.jsonl")
+        made = int(from_json(lines[-1])["env_steps"]) if lines else 0
         return min(made, self.config.steps)
 
 
@@ -149,7 +150,7 @@ def train_all(
         except MessageRefused as reason:
             if not may_refuse:
                 raise
-            directory.write_whole(arm.path / REFUSED, str(reason))
+            write_atomically(arm.path / REFUSED, str(reason))
             observer.note(f"{arm.name}: {reason}")
 
 
@@ -219,7 +220,7 @@ def _side_by_side(
     waiting, working = list(todo), dict[Arm, subprocess.Popen[bytes]]()
     clock, shown = _Clock(arms), -1
     observer.start(f"{len(todo)} arms, {jobs} at a time", clock.total, clock.first)
-    with _asked_to_stop() as stop:
+    with stop_requests() as stop:
         try:
             while (waiting or working) and not stop:
                 while waiting and len(working) < jobs:
@@ -267,25 +268,3 @@ def _standing(arm: Arm) -> str:
     if not lines:
         return f"{arm.name} …"
     return f"{arm.name} {sum(line['win_rate'] for line in lines) / len(lines):.2f}"
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """Signals that have come: Ctrl-C or a polite kill; a second one insists."""
-    came: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    try:
-        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: the caller decides about signals
-        yield came
-        return
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -29,6 +29,7 @@ from pevdn.errors import PevdnError
 from pevdn.privacy.randomness import generator
 from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation, State
+from pevdn.storage.files import draft_of, write_atomically
 from pevdn.training.loop import Progress
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life story
@@ -250,7 +251,7 @@ def _digest(folder: Path) -> str:
     """Of all files in a checkpoint, their names and their contents."""
     whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if not path.name.startswith(SEAL):
+        if path not in (folder / SEAL, draft_of(folder / SEAL)):
             with path.open("rb") as file:
                 whole.update(str(path.relative_to(folder)).encode())
                 whole.update(hashlib.file_digest(file, "sha256").digest())
@@ -264,9 +265,7 @@ def _remove_paths(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
-    draft = folder / f"{SEAL}.new"
-    draft.write_text(_digest(folder))
-    draft.replace(folder / SEAL)
+    write_atomically(folder / SEAL, _digest(folder))
 
 
 def _broken(folder: Path) -> bool:

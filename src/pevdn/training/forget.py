@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from pevdn.errors import UsageError
 from pevdn.privacy import randomness, secret
+from pevdn.storage.files import disk_errors, lock, write_atomically
 from pevdn.training import readme
-from pevdn.training.directory import Run, disk_errors, lock, write_whole
+from pevdn.training.directory import Run
 
 
 class Forgotten(NamedTuple):
@@ -52,7 +53,7 @@ def forget(run: Run | str | Path) -> Forgotten:
         finally:
             checkpoints.close()
         (run.path / secret.FILE).unlink(missing_ok=True)
-        write_whole(run.path / readme.FILE, readme.of_run(config, forgotten=True))
+        write_atomically(run.path / readme.FILE, readme.of_run(config, forgotten=True))
     return Forgotten(run.path, before, _size(run.path), randomness.source(config) == "seed")
 
 

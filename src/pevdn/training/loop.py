@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pevdn.config import presets
 from pevdn.config import settings as configuration
 from pevdn.config.settings import Config
-from pevdn.errors import PevdnError, UsageError, WorldFault
+from pevdn.errors import Interrupted, PevdnError, UsageError, WorldFault
 from pevdn.privacy import randomness, secret
+from pevdn.storage.files import append, disk_errors, lock, make_private, write_atomically
+from pevdn.storage.signals import stop_requests
+from pevdn.storage.strict_json import to_json
 from pevdn.training import directory, readme
 from pevdn.training import world as environment
 from pevdn.training.directory import Run
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from pevdn.privacy.ledger import Ledger
     from pevdn.training.checkpoint import Checkpoints
     from pevdn.worlds.base import HostedWorld, World
-
-
-class Interrupted(PevdnError):
-    """Training was asked to stop; everything is saved."""
 
 
 class MessageRefused(PevdnError):
@@ -94,12 +91,12 @@ def begin(
 
         if (note := planner.large_delta(planner.Plan.of(config, len(world.agents)))) is not None:
             observer.note(note)
-    with directory.disk_errors(path):
-        directory.make_private(path)
-        with directory.lock(path):
+    with disk_errors(path):
+        make_private(path)
+        with lock(path):
             directory.refuse_taken(path)  # again: it takes a while to get here
             environment.keep(path, world, given is not None)
-            directory.write_whole(path / "config.yaml", configuration.to_text(config))
+            write_atomically(path / "config.yaml", configuration.to_text(config))
             readme.leave(path, readme.of_run(config))
             training.go()
     return run
@@ -135,7 +132,7 @@ def resume(
         return run
     world = environment.again(run, env)
     training = _Training(run, config, world, observer or Silent(), devices)
-    with directory.disk_errors(run.path), directory.lock(run.path):
+    with disk_errors(run.path), lock(run.path):
         readme.leave(run.path, readme.of_run(config))
         training.go(new_noise)
     return run
@@ -207,7 +204,6 @@ class _Training:
             )
         self.progress = Progress()
         self.latest: dict[str, float] | None = None
-        self._stop = False
         self._saved_at = 0
         self.ledger: Ledger | None = None
         self._to_renew = False  # before the first chunk that is not a repetition
@@ -216,7 +212,7 @@ class _Training:
 
     def go(self, new_noise: bool = False) -> None:
         self._began = time.monotonic()
-        with self._signals(), _memory_errors(self.run.path), self._world():
+        with stop_requests() as self._stop, _memory_errors(self.run.path), self._world():
             self._continue_or_begin(new_noise)
             self._compile()
             self._loop()
@@ -457,10 +453,7 @@ class _Training:
             if spent:
                 line |= spent[lane]._asdict()
             lines.append(line)
-        with (self.run.path / "metrics.jsonl").open("a") as file:
-            file.write("".join(directory.to_json(line) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.run.path / "metrics.jsonl", "".join(to_json(line) + "\n" for line in lines))
         self.progress.evaluations += 1
         self.progress.metrics_lines += len(lines)
         self.latest = mean_of_seeds(lines)
@@ -526,9 +519,7 @@ class _Training:
             self.ledger,
         )
         # Last of all, because it says that the run is finished.
-        directory.write_whole(
-            self.run.path / "summary.json", directory.to_json(summary, indent=2) + "\n"
-        )
+        write_atomically(self.run.path / "summary.json", to_json(summary, indent=2) + "\n")
 
     def _underway(self, until: int) -> bool:
         """Whether a seed has steps to make and budget left."""
@@ -572,26 +563,6 @@ class _Training:
             ) from None
         finally:
             self.simulation.close()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and a polite kill ask for a stop; a second Ctrl-C insists."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-
-        try:
-            before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: the caller decides about signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def digest(state: Any) -> str:

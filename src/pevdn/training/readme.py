@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pevdn.config.settings import Config
 from pevdn.privacy import randomness
-from pevdn.training.directory import write_whole
+from pevdn.storage.files import write_atomically
 
 FILE = "README.md"
 
@@ -21,7 +21,7 @@ Row = tuple[str, str, str]  # file, what it holds, whether it may be published
 def leave(path: Path, text: str) -> None:
     """Write README.md into a directory unless there is one."""
     if not (path / FILE).exists():
-        write_whole(path / FILE, text)
+        write_atomically(path / FILE, text)
 
 
 def of_run(config: Config, forgotten: bool = False) -> str:

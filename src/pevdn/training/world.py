@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pevdn.errors import UsageError
-from pevdn.training.directory import Run, write_whole
+from pevdn.storage.files import write_atomically
+from pevdn.training.directory import Run
 
 if TYPE_CHECKING:
     from pevdn.worlds.base import HostedWorld, World
@@ -34,7 +35,7 @@ def keep(path: Path, world: World | HostedWorld, given: bool) -> None:
     if given or isinstance(world, HostedWorld):
         agents = [dataclasses.asdict(spec) for spec in world.agents]
         document = {"given": given, "max_steps": world.max_steps, "agents": agents}
-        write_whole(path / FILE, json.dumps(document, indent=2) + "\n")
+        write_atomically(path / FILE, json.dumps(document, indent=2) + "\n")
 
 
 def again(run: Run, env: Any = None) -> World | HostedWorld:

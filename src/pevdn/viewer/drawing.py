@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pevdn.errors import UsageError, unknown
+from pevdn.storage.files import replacing
 from pevdn.viewer.recording import Recording
 
 Progress = Callable[[int, int], None]  # frames drawn, of how many
@@ -37,16 +37,12 @@ def checked(path: Path) -> Path:
 
 def draw(recording: Recording, path: Path, progress: Progress) -> None:
     """Write the file whole or not at all."""
-    draft = path.with_name(f".{path.stem}.draft{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        WRITERS[path.suffix](recording, draft, progress)
-        draft.replace(path)
+        with replacing(path) as draft:
+            WRITERS[path.suffix](recording, draft, progress)
     except OSError as problem:
         raise UsageError(f"{path} cannot be written: {problem.strerror or problem}.") from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
 
 
 def _frames(

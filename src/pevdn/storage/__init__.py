@@ -1,0 +1,1 @@
+"""Crash-safe files, checksum chains, JSON and stop signals; knows nothing of training."""
