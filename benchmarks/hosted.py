@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step
 
 STEPS = 25
 
@@ -45,7 +45,7 @@ class Spread:
         return Step(views, self.open, reward, done, done, False)
 
 
-WORLD = HostedWorld("mpe2:simple_spread_v3", (AgentSpec(18, 5),) * 3, STEPS, Spread)
+WORLD = ExternalWorld("mpe2:simple_spread_v3", (AgentSpec(18, 5),) * 3, STEPS, Spread)
 
 
 class Speeds(NamedTuple):

@@ -33,7 +33,7 @@ from pevdn.config import settings as config
 from pevdn.network import keys, local
 from pevdn.network import roster as rosters
 from pevdn.network import secure_sum as sums
-from pevdn.network.group import Council
+from pevdn.network.group import Group
 from pevdn.network.party import Party
 from pevdn.network.roster import Roster
 from pevdn.network.status import Status
@@ -64,12 +64,12 @@ class Summand(Party):
         self.secret = Secret.load_or_create(folder / "secret")
         self.round = 0
         mask_key = self.secret.mask_key().public_key().public_bytes_raw()
-        self.council = Council(roster, me, key, lambda: self.round, mask_key)
-        self.status = Status(folder, self.council)
+        self.group = Group(roster, me, key, lambda: self.round, mask_key)
+        self.status = Status(folder, self.group)
 
     async def meet(self) -> None:
-        await self.council.start()
-        await self.council.agree()
+        await self.group.start()
+        await self.group.agree()
         self.masks = self._agreed_masks()
 
     async def sum_up(self, rounds: int) -> np.ndarray:
@@ -78,12 +78,12 @@ class Summand(Party):
         for _ in range(rounds):
             total = await self._sum(self.round + 1, words)
             self.round += 1
-            self.council.forget(self.round)
+            self.group.forget(self.round)
         return total
 
     @property
     def sent(self) -> int:
-        return sum(talk.bytes_sent for talk in self.council.transport.counters.talks.values())
+        return sum(talk.bytes_sent for talk in self.group.transport.counters.talks.values())
 
 
 def vector(index: int) -> np.ndarray:
@@ -148,7 +148,7 @@ def together(parties: int, mode: str, seconds: float) -> Sums:
                 sizes = sum(one.sent for one in team) - sent, _through_loopback() - passed
                 return _row(parties, mode, 1, rounds, taken, *sizes)
             finally:
-                await asyncio.gather(*(one.council.stop() for one in team))
+                await asyncio.gather(*(one.group.stop() for one in team))
 
         return asyncio.run(measure())
 
@@ -198,8 +198,8 @@ async def member(team: Path, me: str, rounds: int) -> dict[str, float]:
     taken = time.perf_counter() - began
     found = {"seconds": taken, "sent": one.sent - sent, "passed": _through_loopback() - passed}
     check(total, one.agents)
-    await one.council.part(one.council.others)
-    await one.council.stop()
+    await one.group.part(one.group.others)
+    await one.group.stop()
     return found
 
 

@@ -466,8 +466,8 @@ class Network(NamedTuple):
 
     def initialise(self, key: Array) -> dict[str, Any]:
         H, keys = self.hidden_size, jax.random.split(key, 8)
-        allies, enemies = self.spec.things
-        own = self.spec.observation_size - sum(g.count * g.size for g in self.spec.things)
+        allies, enemies = self.spec.entities
+        own = self.spec.observation_size - sum(g.count * g.size for g in self.spec.entities)
         more = int(self.kind == "availability")
         assert enemies.actions is not None
         params = {
@@ -492,9 +492,9 @@ class Network(NamedTuple):
             seen[..., g.start : g.start + g.count * g.size].reshape(
                 *seen.shape[:-1], g.count, g.size
             )
-            for g in self.spec.things
+            for g in self.spec.entities
         )
-        group = self.spec.things[1]
+        group = self.spec.entities[1]
         own = seen[..., group.start + group.count * group.size :]
         if self.kind == "availability":
             enemies = jnp.concatenate([enemies, available[..., group.actions :, None]], -1)

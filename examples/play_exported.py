@@ -51,7 +51,7 @@ class NumpyPolicy:
                 self.arrays, self.memory, observation, self.last_action
             )
         else:
-            things = json.loads(self.facts["things"])
+            things = json.loads(self.facts["entities"])
             self.q_values = entities(self.arrays, things, observation)
         values = self.q_values
         if available is not None:

@@ -49,7 +49,7 @@ def compiled_once() -> Iterator[None]:
         "checkpoint_every": 1,
         "anchor_threshold": 0.0,
         "epsilon_budget": 0.0,
-        "budget_view": "team",
+        "budget_observer": "team",
         "relation": "zero-out",
     }
 

@@ -18,7 +18,7 @@ import pevdn.agent.replay
 from pevdn.agent import acting, entities, learning, networks, replay
 from pevdn.agent import recurrent as network
 from pevdn.agent.replay import Episode
-from pevdn.worlds.base import AgentSpec, Things
+from pevdn.worlds.base import AgentSpec, EntityGroup
 
 KEY = jax.random.key(0)
 O, A, H, T = 5, 4, 8, 6
@@ -123,9 +123,11 @@ def test_gradients_by_episode_are_those_of_each_episode_alone(params):
 # ---- the network of entities ----------------------------------------------------------------
 
 SPECS = {
-    "battle": AgentSpec(11, 5, (Things(0, 2, 2), Things(4, 3, 2, actions=2))),
-    "two kinds of targets": AgentSpec(9, 6, (Things(2, 2, 2, actions=0), Things(6, 3, 1, 3))),
-    "nothing but things": AgentSpec(4, 2, (Things(0, 2, 2, actions=0),)),
+    "battle": AgentSpec(11, 5, (EntityGroup(0, 2, 2), EntityGroup(4, 3, 2, actions=2))),
+    "two kinds of targets": AgentSpec(
+        9, 6, (EntityGroup(2, 2, 2, actions=0), EntityGroup(6, 3, 1, 3))
+    ),
+    "nothing but things": AgentSpec(4, 2, (EntityGroup(0, 2, 2, actions=0),)),
     "nothing known": AgentSpec(5, 4),
 }
 
@@ -136,7 +138,7 @@ def seeing(spec: AgentSpec, *batch: int) -> tuple[entities.Parameters, network.I
     keys = iter(jax.random.split(KEY, 99))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
     seen = jax.random.normal(next(keys), (T, *batch, spec.observation_size))
-    for group in spec.things[:1]:
+    for group in spec.entities[:1]:
         seen = seen.at[..., group.start : group.start + group.size].set(0.0)
     return params, network.Inputs(seen, jnp.zeros((T, *batch, spec.n_actions)))
 
@@ -179,7 +181,7 @@ def test_a_thing_that_is_not_seen_adds_nothing_to_the_core():
     params, inputs = seeing(SPECS["battle"])
     hidden = inputs.seen.at[..., 8:10].set(0.0)
     fewer = dataclasses.replace(
-        params, spec=AgentSpec(9, 4, (Things(0, 2, 2), Things(4, 2, 2, actions=2)))
+        params, spec=AgentSpec(9, 4, (EntityGroup(0, 2, 2), EntityGroup(4, 2, 2, actions=2)))
     )
     q = entities.values(params, network.Inputs(hidden, inputs.done))
     kept = jnp.array([0, 1, 2, 3, 4, 5, 6, 7, 10])
@@ -189,14 +191,14 @@ def test_a_thing_that_is_not_seen_adds_nothing_to_the_core():
 
 def test_a_group_of_no_things_changes_nothing_of_what_is_the_agents_own():
     """Wherever it is said to start, own numbers are those that belong to no thing."""
-    some, none = Things(0, 2, 3), Things(0, 0, 3)
+    some, none = EntityGroup(0, 2, 3), EntityGroup(0, 0, 3)
     for groups in ((some, none), (none, some)):
         params = entities.initialise(KEY, AgentSpec(8, 4, groups), H)
         assert params.own.weight.shape == (2, H)
 
 
 def test_entities_on_3m_have_a_fifth_of_the_parameters_and_act_as_they_learn():
-    spec = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))
+    spec = AgentSpec(75, 8, (EntityGroup(0, 2, 13), EntityGroup(26, 3, 13, actions=5)))
     params = networks.initialise("entities", KEY, spec, 32)
     assert sum(x.size for x in jax.tree.leaves(params)) == 6630
     seen = jax.random.normal(KEY, (T, 75))
@@ -209,7 +211,7 @@ def test_entities_on_3m_have_a_fifth_of_the_parameters_and_act_as_they_learn():
 
 def test_messages_without_gradients_compile_for_many_agents_of_a_battle():
     """XLA 0.10 on the CPU crashed here while online and target network were mapped as one."""
-    spec = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))
+    spec = AgentSpec(75, 8, (EntityGroup(0, 2, 13), EntityGroup(26, 3, 13, actions=5)))
     lanes, agents, episodes, steps = 4, 3, 32, 60
     keys = jax.random.split(KEY, (lanes, agents))
     start = jax.vmap(jax.vmap(lambda key: entities.initialise(key, spec, 16)))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step
 
 PAYOFFS = (((7, 7), (7, 7)), ((0, 1), (1, 8)))
 
@@ -140,8 +140,10 @@ def cues_of(seed: Any) -> tuple[Any, Any]:
     return seed % 2, seed // 2 % 3
 
 
-TWO_STEP = HostedWorld("tiny:two-step", (AgentSpec(3, 2), AgentSpec(3, 2)), 2, TwoStep)
-COORDINATION = HostedWorld("tiny:coordination", (AgentSpec(5, 3), AgentSpec(6, 4)), 3, Coordination)
+TWO_STEP = ExternalWorld("tiny:two-step", (AgentSpec(3, 2), AgentSpec(3, 2)), 2, TwoStep)
+COORDINATION = ExternalWorld(
+    "tiny:coordination", (AgentSpec(5, 3), AgentSpec(6, 4)), 3, Coordination
+)
 
 
 @dataclass

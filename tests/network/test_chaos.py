@@ -34,14 +34,14 @@ from pevdn.network import member as process
 from pevdn.network import roster as rosters
 from pevdn.network import wire_pb2 as wire
 from pevdn.network import world_server as stage
-from pevdn.network.group import Council, Stopped
+from pevdn.network.group import Group, Stopped
 from pevdn.network.mind import Mind
 from pevdn.network.party import Party
 from pevdn.network.randomness import Rehearsal
 from pevdn.network.recovery import Journal
 from pevdn.network.roster import WORLD, Roster
 from pevdn.network.transport import Transport
-from pevdn.network.world_server import WorldHost
+from pevdn.network.world_server import WorldServer
 from pevdn.privacy.ledger import Ledger
 from pevdn.worlds.toy import Coordination
 
@@ -226,10 +226,10 @@ def data_of(roster: Roster, name: str) -> Path:
     return process.data_of(roster.path, name)
 
 
-def build(roster: Roster, name: str) -> Party | WorldHost:
+def build(roster: Roster, name: str) -> Party | WorldServer:
     key = rosters.private_key(roster.path.parent / f"{name}.key", roster.member(name))
     if name == WORLD:
-        return WorldHost(roster, key, data_of(roster, name))
+        return WorldServer(roster, key, data_of(roster, name))
     return Party(roster, name, key, data_of(roster, name))
 
 
@@ -239,7 +239,7 @@ class InOneProcess:
     def __init__(self, roster: Roster, trouble: Trouble, between: float) -> None:
         self.roster, self.trouble, self.between = roster, trouble, between
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.alive: dict[str, Party | WorldHost] = {}
+        self.alive: dict[str, Party | WorldServer] = {}
         self.dead: set[Any] = set()
         self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.kills = 0
@@ -272,7 +272,7 @@ class InOneProcess:
             self.kills += 1
             await asyncio.sleep(self.trouble.random.choice([0.0, 0.1, 0.5]))
 
-    def _build(self, name: str) -> Party | WorldHost:
+    def _build(self, name: str) -> Party | WorldServer:
         """From its files, once no thread of its predecessor writes to them."""
         with self.busy[name]:
             self.alive[name] = one = build(self.roster, name)
@@ -310,15 +310,15 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ENDS.extend([one._server, *one._channels.values()])
 
     monkeypatch.setattr(Transport, "start", start)
-    first = WorldHost.__init__
+    first = WorldServer.__init__
     kept: list[Any] = []
 
-    def share(one: WorldHost, *args: Any, **named: Any) -> None:
+    def share(one: WorldServer, *args: Any, **named: Any) -> None:
         first(one, *args, **named)
         kept[:] = kept or [one.episodes.programs]
         (one.episodes.programs,) = kept
 
-    monkeypatch.setattr(stage.WorldHost, "__init__", share)
+    monkeypatch.setattr(stage.WorldServer, "__init__", share)
     return monkeypatch
 
 
@@ -540,7 +540,7 @@ def test_a_hello_that_was_overtaken_replaces_no_later_one(
     one_process: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     roster = make_team(tmp_path, "pe-vdn-b", "shares", 40, SEED)
-    alice, bob = (build(roster, name).council for name in ("agent-0", "agent-1"))
+    alice, bob = (build(roster, name).group for name in ("agent-0", "agent-1"))
     early = bob._hello()
     bob.receive(alice._hello())
     late = bob._hello()
@@ -553,9 +553,9 @@ def test_who_was_killed_between_two_farewells_says_them_again(
     one_process: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED)
-    real, killed = Council.say_farewell, []
+    real, killed = Group.say_farewell, []
 
-    async def say_farewell(one: Council, reason: str, seconds: float) -> None:
+    async def say_farewell(one: Group, reason: str, seconds: float) -> None:
         if one.me == "agent-0" and not killed:
             killed.append(one.me)
             envelope = one._envelope(0, farewell=wire.Farewell(reason=reason))
@@ -563,7 +563,7 @@ def test_who_was_killed_between_two_farewells_says_them_again(
             raise Killed
         await real(one, reason, seconds)
 
-    one_process.setattr(Council, "say_farewell", say_farewell)
+    one_process.setattr(Group, "say_farewell", say_farewell)
     parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
     assert kills == 1
     assert {one.course.round for one in parties.values()} == {parties["agent-0"].course.round}

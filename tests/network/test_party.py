@@ -49,7 +49,7 @@ from pevdn.network import secure_sum as sums
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.party import Party
 from pevdn.network.roster import Roster
-from pevdn.network.world_server import Inside, WorldHost
+from pevdn.network.world_server import Inside, WorldServer
 
 SMALL: dict[str, Any] = {
     "hidden_size": 8,
@@ -99,7 +99,7 @@ def programs() -> Iterator[None]:
     """Agents that are alike, in all tests, share what was compiled: a mind keeps nothing."""
     minds: dict[Any, Any] = {}
     stage: dict[Any, Any] = {}
-    real_mind, real_world = parties.Mind, WorldHost.__init__
+    real_mind, real_world = parties.Mind, WorldServer.__init__
 
     def mind(config: Any, spec: Any, agents: int, steps: int) -> Any:
         s = dataclasses.replace(config.settings, eval_every=1, eval_episodes=1)
@@ -108,7 +108,7 @@ def programs() -> Iterator[None]:
             minds[key] = real_mind(config, spec, agents, steps)
         return minds[key]
 
-    def world(self: WorldHost, *args: Any, **options: Any) -> None:
+    def world(self: WorldServer, *args: Any, **options: Any) -> None:
         real_world(self, *args, **options)
         if isinstance(self.episodes, Inside):
             key = id(self.world)
@@ -116,7 +116,7 @@ def programs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parties, "Mind", mind)
-        patch.setattr(WorldHost, "__init__", world)
+        patch.setattr(WorldServer, "__init__", world)
         yield
 
 
@@ -155,11 +155,11 @@ def party_of(team: Roster, name: str) -> Party:
     return Party(team, name, key, folder / f"{name}.data")
 
 
-def world_of(team: Roster) -> WorldHost:
+def world_of(team: Roster) -> WorldServer:
     folder = team.path.parent
     assert team.world is not None
     key = roster.private_key(folder / "world.key", team.world)
-    return WorldHost(team, key, folder / "world.data")
+    return WorldServer(team, key, folder / "world.data")
 
 
 def members_of(team: Roster) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Heard:
 def listen(members: dict[str, Any], team: Roster) -> Heard:
     heard = Heard(team, {}, [], defaultdict(dict), defaultdict(dict), defaultdict(set))
     for name, member in members.items():
-        transport = member.council.transport
+        transport = member.group.transport
         transport.tap = lambda to, data, name=name: heard.said.append((name, to, data))
         if isinstance(member, Party):
             heard.members[name] = member
@@ -457,7 +457,7 @@ def test_what_a_peer_is_sent_looks_uniform(heard: Heard) -> None:
 
 def lie(member: Any, change: Callable[[str, wire.Envelope], wire.Envelope | bytes | None]) -> None:
     """Let a member send something else than it means to; None: what it means."""
-    transport = member.council.transport
+    transport = member.group.transport
     send, attempt = transport.send, transport._attempt
 
     async def changed(to: str, envelope: wire.Envelope, *, until: float | None) -> Any:
@@ -732,7 +732,7 @@ class Fate:
 
     def of(self, member: Any) -> None:
         self.left, self.dead = self.dice.randrange(1, 60), False
-        transport = member.council.transport
+        transport = member.group.transport
         self.wrap(transport, "send")
         if not isinstance(member, Party):
             return
@@ -924,7 +924,7 @@ def test_who_is_told_nonsense_about_a_round_does_not_write_it_down(tmp_path: Pat
             def wrong(round: int) -> wire.Recalled:
                 return wire.Recalled(kind="update", words=bytes(8))
 
-            member.council.on_recall = wrong
+            member.group.on_recall = wrong
 
     with pytest.raises(PevdnError, match="alice told bob of an end of round"):
         play_on(team, {"alice": Forgetful(), "bob": DiesBefore("update"), "world": Safe()})
@@ -958,7 +958,7 @@ class DiesAtTheEnd:
         self.alive = True
 
     def of(self, member: Any) -> None:
-        part = member.council.part
+        part = member.group.part
 
         async def dies(names: Any) -> bool:
             if self.alive:
@@ -966,7 +966,7 @@ class DiesAtTheEnd:
                 raise Killed
             return bool(await part(names))
 
-        member.council.part = dies
+        member.group.part = dies
 
 
 def test_a_party_that_dies_after_the_last_round_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -1011,7 +1011,7 @@ def test_one_that_never_comes_is_named_by_the_others(tmp_path: Path) -> None:
 
 def dies_for_good(member: Any, after: int) -> None:
     """Kills a member at one of its messages."""
-    run, send, sent = member.run, member.council.transport.send, 0
+    run, send, sent = member.run, member.group.transport.send, 0
 
     async def until_it_dies(*args: Any, **options: Any) -> Any:
         nonlocal sent
@@ -1024,7 +1024,7 @@ def dies_for_good(member: Any, after: int) -> None:
         with contextlib.suppress(Killed):
             await run()
 
-    member.council.transport.send, member.run = until_it_dies, gone
+    member.group.transport.send, member.run = until_it_dies, gone
 
 
 def test_one_that_never_comes_back_is_named_by_the_others_who_save(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.config import settings as configuration
 from pevdn.errors import PevdnError, UsageError
 
@@ -45,8 +45,8 @@ def begun(folder: Path, rounds: int = 3) -> Journal:
     return journal
 
 
-def rows(*lengths: int) -> HostReplay:
-    found = HostReplay(len(lengths))
+def rows(*lengths: int) -> PackedReplay:
+    found = PackedReplay(len(lengths))
     found.length[:-1] = lengths
     found.rows = [bytes([n]) * n for n in lengths] + [b""]
     return found

@@ -21,10 +21,10 @@ from pevdn.network.transport import Counters
 def member(tmp_path: Path) -> status.Status:
     counters = Counters()
     counters.talks["bob"].bytes_sent = 1234
-    council: Any = SimpleNamespace(
+    group: Any = SimpleNamespace(
         me="alice", waiting_for=[], transport=SimpleNamespace(counters=counters)
     )
-    found = status.Status(tmp_path, council)
+    found = status.Status(tmp_path, group)
     found.facts |= {"round": 7, "env_steps": 90, "epsilon_team": 1.5, "epsilon_agent": 0.5}
     return found
 
@@ -32,7 +32,7 @@ def member(tmp_path: Path) -> status.Status:
 def test_a_report_says_whom_a_member_waits_for(member: status.Status) -> None:
     member.state = "training"
     assert member.report()["state"] == "training"
-    member.council.waiting_for = ["bob", "world"]
+    member.group.waiting_for = ["bob", "world"]
     assert member.report()["state"] == "waiting for bob, world"
 
 

@@ -34,7 +34,7 @@ from pevdn.privacy.planner import Plan
 from pevdn.simulation.host import simulation_for
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
-from pevdn.worlds.interface import AgentSpec, Things
+from pevdn.worlds.interface import AgentSpec, EntityGroup
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGE = EXAMPLES.parent / "docs" / "export.md"
@@ -154,7 +154,7 @@ def specs(draw: Callable[[Any], Any]) -> AgentSpec:
             draw(st.integers(1, 3)),
             draw(st.booleans()),
         )
-        things.append(Things(start, count, size, action if acted_on else None))
+        things.append(EntityGroup(start, count, size, action if acted_on else None))
         start += count * size + draw(st.integers(0, 2))
         action += count * acted_on + draw(st.integers(0, 1))
     if all(group.count for group in things):
@@ -241,15 +241,15 @@ def test_the_facts_say_what_it_takes_to_play(run: Run, tmp_path: Path) -> None:
         "memory_size": "8",
         "privacy": export.NOTHING,
     }
-    spec = AgentSpec(9, 6, (Things(2, 2, 2, actions=0), Things(6, 3, 1)))
+    spec = AgentSpec(9, 6, (EntityGroup(2, 2, 2, actions=0), EntityGroup(6, 3, 1)))
     told = export.about(parameters("entities", spec, np.random.default_rng(0)))
-    assert tuple(Things(**group) for group in json.loads(told["things"])) == spec.things
+    assert tuple(EntityGroup(**group) for group in json.loads(told["entities"])) == spec.entities
     assert (told["hidden_size"], told["memory_size"]) == ("4", "0")
 
 
 def test_a_graph_takes_many_agents_at_a_time(player: ModuleType, tmp_path: Path) -> None:
     """Such as the copies of a world: each row is an agent with a memory of its own."""
-    spec = AgentSpec(11, 5, (Things(0, 2, 2), Things(4, 3, 2, actions=2)))
+    spec = AgentSpec(11, 5, (EntityGroup(0, 2, 2), EntityGroup(4, 3, 2, actions=2)))
     chance = np.random.default_rng(3)
     for network in NETWORKS:
         files = files_of(parameters(network, spec, chance), tmp_path)
@@ -285,7 +285,7 @@ def test_the_example_on_the_page_runs_as_written(
 
 def test_every_array_and_fact_is_on_the_page(private: Run, tmp_path: Path) -> None:
     page = PAGE.read_text()
-    spec = AgentSpec(11, 5, (Things(0, 2, 2), Things(4, 3, 2, actions=2)))
+    spec = AgentSpec(11, 5, (EntityGroup(0, 2, 2), EntityGroup(4, 3, 2, actions=2)))
     for network in NETWORKS:
         params = parameters(network, spec, np.random.default_rng(0))
         for name in export.arrays(params):

@@ -577,7 +577,9 @@ def test_a_machine_that_does_not_repeat_itself_is_stopped(
 @pytest.mark.parametrize("view", ["team", "agent"])
 def test_training_stops_before_the_budget_is_exceeded(tmp_path: Path, view: str) -> None:
     budget = {"team": 2.0, "agent": 1.2}[view]
-    run = train("pe-vdn-c", tmp_path / "run", epsilon_budget=budget, budget_view=view, steps=400)
+    run = train(
+        "pe-vdn-c", tmp_path / "run", epsilon_budget=budget, budget_observer=view, steps=400
+    )
     spent = run.summary[f"epsilon_{view}_spent"]
     assert spent == run.summary[f"epsilon_{view}"]  # as much as the budget affords
     assert run.summary["stopped_by_budget"] and run.summary["env_steps"] < 400
@@ -652,7 +654,9 @@ def test_the_budget_is_an_option_of_its_own(tmp_path: Path) -> None:
     said = cli(*train_arguments("pe-vdn-c", tmp_path / "run"), "--epsilon-budget", "2", "--json")
     found = json.loads(said.out)
     assert (
-        found["stopped_by_budget"] and found["epsilon_team"] <= 2 and found["budget_view"] == "team"
+        found["stopped_by_budget"]
+        and found["epsilon_team"] <= 2
+        and found["budget_observer"] == "team"
     )
 
 

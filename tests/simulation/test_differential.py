@@ -48,7 +48,7 @@ from pevdn.privacy import gaussian, mechanism
 from pevdn.privacy.mechanism import Release
 from pevdn.simulation import program as simulations
 from pevdn.simulation.program import Simulation, split_keys
-from pevdn.worlds.base import AgentSpec, Things
+from pevdn.worlds.base import AgentSpec, EntityGroup
 
 UNIT = 2.0**-24  # u, the unit roundoff of float32
 TOLERANCE = 2e-5
@@ -101,7 +101,7 @@ def entity_values(p: EntityParameters, seen: np.ndarray, done: np.ndarray) -> np
     rows, spec = seen.reshape(1, B * T, O), p.spec
     in_a_group = set()
     groups: list[list[np.ndarray]] = []  # embeddings (K, rows, H)
-    for group, layer in zip(spec.things, p.encoders, strict=True):
+    for group, layer in zip(spec.entities, p.encoders, strict=True):
         embedded = []
         for j in range(group.count):
             columns = range(group.start + j * group.size, group.start + (j + 1) * group.size)
@@ -117,7 +117,7 @@ def entity_values(p: EntityParameters, seen: np.ndarray, done: np.ndarray) -> np
 
     about_things: dict[int, np.ndarray] = {}
     scorers = iter(p.scorers)
-    for group, embedded in zip(spec.things, groups, strict=True):
+    for group, embedded in zip(spec.entities, groups, strict=True):
         if group.actions is None:
             continue
         scorer = next(scorers)
@@ -395,8 +395,10 @@ BASE: dict[str, Any] = {
     "anchor_penalty": 0.05,
     "reward_cap": 0.0,
 }
-BATTLE = AgentSpec(75, 8, (Things(0, 2, 13), Things(26, 3, 13, actions=5)))  # of smax-sc2:3m
-SHUFFLED = AgentSpec(7, 4, (Things(1, 2, 2, actions=1),))  # plain actions before and after
+BATTLE = AgentSpec(
+    75, 8, (EntityGroup(0, 2, 13), EntityGroup(26, 3, 13, actions=5))
+)  # of smax-sc2:3m
+SHUFFLED = AgentSpec(7, 4, (EntityGroup(1, 2, 2, actions=1),))  # plain actions before and after
 PLAIN = AgentSpec(4, 3)
 
 
@@ -493,7 +495,7 @@ def random_state(sim: Simulation, seed: int, lanes: int, longest: int) -> Any:
         )
         observations = rng.normal(size=replay.observations.shape)
         for group in next(
-            kind.spec.things
+            kind.spec.entities
             for kind in sim.team.kinds
             if kind.spec.observation_size == observations.shape[-1]
         ):

@@ -28,7 +28,7 @@ from support import (
 
 import pevdn
 from pevdn import worlds
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
 from pevdn.config import settings as config
 from pevdn.errors import PevdnError
@@ -87,7 +87,7 @@ def assert_same_bits(found: Episode, wanted: Episode) -> None:
 def test_what_is_fetched_is_what_was_stored_to_the_last_bit(data: st.DataObject) -> None:
     T, O, A = (data.draw(st.integers(1, n)) for n in (6, 11, 9))
     stored = data.draw(st.lists(episodes(T, O, A), min_size=1, max_size=4))
-    replay = HostReplay(len(stored))
+    replay = PackedReplay(len(stored))
     for slot, episode in enumerate(stored):
         replay.store(slot, episode)
     scratch = len(stored)
@@ -110,7 +110,7 @@ def test_what_is_fetched_is_what_was_stored_to_the_last_bit(data: st.DataObject)
 def test_the_newest_episode_replaces_what_was_in_its_slot(data: st.DataObject) -> None:
     T, O, A = 4, 5, 3
     stream = data.draw(st.lists(episodes(T, O, A), min_size=1, max_size=9))
-    replay = HostReplay(3)
+    replay = PackedReplay(3)
     for number, episode in enumerate(stream):
         replay.store(number % 3, episode)
     newest = stream[-3:]
@@ -126,7 +126,7 @@ def test_a_replay_comes_back_from_the_disk_as_it_was(
     tmp_path_factory, stored: list[Episode]
 ) -> None:
     path: Path = tmp_path_factory.mktemp("replay") / "replay"
-    replay, other = HostReplay(4), HostReplay(4)
+    replay, other = PackedReplay(4), PackedReplay(4)
     for slot, episode in enumerate(stored[:4]):
         replay.store(slot, episode)
     replay.save(path)
@@ -140,7 +140,7 @@ def test_what_does_not_change_costs_one_bit() -> None:
     episode = blank(T, 1, O, 8)
     constant = Episode(*(x[:, 0] for x in episode[:-1]), np.int32(T))
     constant.observations[:] = np.arange(O)
-    replay = HostReplay(1)
+    replay = PackedReplay(1)
     replay.store(0, constant)
     masks = (T + 1) * (O + 8) / 8 + T / 8
     assert replay.nbytes == masks + T * (2 + 4) + 4 * (O - 1)

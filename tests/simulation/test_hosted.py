@@ -30,13 +30,13 @@ from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.host import simulation_for
 from pevdn.simulation.hosted import HostedSimulation, episode_seed
-from pevdn.simulation.workers import IDLE, RESET, STEP, Copies, Fault
 from pevdn.training import loop as run
 from pevdn.verification.attacks.target import Target
 from pevdn.verification.dataflow import violations
-from pevdn.worlds.base import HostedWorld, Step, World
-from pevdn.worlds.hosted import problem_of, unstoppable
+from pevdn.worlds.base import ExternalWorld, Step, World
+from pevdn.worlds.external import problem_of, unstoppable
 from pevdn.worlds.toy import Coordination, CoordinationState
+from pevdn.worlds.workers import IDLE, RESET, STEP, Fault, WorkerPool
 
 STEPS = 120
 
@@ -91,7 +91,7 @@ def compiled_once() -> Iterator[None]:
     patch.undo()
 
 
-def train(algorithm: str, world: World | HostedWorld, out: Path, **changes: Any) -> Run:
+def train(algorithm: str, world: World | ExternalWorld, out: Path, **changes: Any) -> Run:
     settings = {**SETTINGS[algorithm], **changes}
     steps, seeds = settings.pop("steps", STEPS), settings.pop("seeds", 1)
     wanted = config.make(algorithm, world.name, steps, seeds, settings=settings)
@@ -194,7 +194,7 @@ FAULTS = {
 }
 
 
-def failing(how: Callable[..., Any], after: int = 2, copies: int | None = None) -> HostedWorld:
+def failing(how: Callable[..., Any], after: int = 2, copies: int | None = None) -> ExternalWorld:
     build = partial(tiny.Failing, how, after)
     return dataclasses.replace(tiny.TWO_STEP, build=build, copies=copies)
 
@@ -202,7 +202,7 @@ def failing(how: Callable[..., Any], after: int = 2, copies: int | None = None) 
 @pytest.mark.parametrize("how", [tiny.pays_nan, tiny.sees_infinity, tiny.offers_nothing])
 def test_with_dp_no_number_of_a_world_stops_training(how: Callable[..., Any]) -> None:
     """Numbers that are not finite are 0, and an agent that may do nothing may do anything."""
-    copies = Copies(unstoppable(failing(how, after=1)), 1, 60.0)
+    copies = WorkerPool(unstoppable(failing(how, after=1)), 1, 60.0)
     try:
         copies.rows["order"] = RESET
         copies.turn()
@@ -225,7 +225,7 @@ def test_a_private_run_goes_on_where_another_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", FAULTS)
 def test_the_fault_of_a_copy_is_told(how: Callable[..., Any]) -> None:
-    copies = Copies(failing(how), 3, 0.5 if how is tiny.hangs else 60.0)
+    copies = WorkerPool(failing(how), 3, 0.5 if how is tiny.hangs else 60.0)
     try:
         if how is tiny.hangs:  # starting a process takes longer
             copies.timeout = 60.0
@@ -316,7 +316,7 @@ def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
 
 
 def test_a_copy_in_this_process_that_hangs_is_interrupted() -> None:
-    copies = Copies(failing(tiny.hangs, 1, copies=1), 1, 0.2)
+    copies = WorkerPool(failing(tiny.hangs, 1, copies=1), 1, 0.2)
     copies.rows["order"] = RESET
     copies.turn()
     copies.rows["order"] = STEP
@@ -335,7 +335,7 @@ def test_more_copies_than_can_be_are_refused() -> None:
 def test_a_world_that_cannot_be_sent_is_refused() -> None:
     world = dataclasses.replace(tiny.TWO_STEP, build=lambda: tiny.TwoStep())
     with pytest.raises(UsageError, match="world 'tiny:two-step' cannot be sent to other processes"):
-        Copies(world, 2, 1.0)
+        WorkerPool(world, 2, 1.0)
 
 
 ORPHANS = """
@@ -344,9 +344,9 @@ import tiny_worlds as tiny
 from functools import partial
 import dataclasses
 import json
-from pevdn.simulation.workers import *
+from pevdn.worlds.workers import *
 world = dataclasses.replace(tiny.TWO_STEP, build=partial(tiny.Failing, tiny.hangs, 1))
-copies = Copies(world, 2, 60.0)
+copies = WorkerPool(world, 2, 60.0)
 copies.rows["order"] = RESET
 copies.turn()
 assert "jax" not in sys.modules

@@ -17,7 +17,7 @@ from pevdn.config import settings as config
 from pevdn.privacy.planner import Plan
 from pevdn.simulation.program import Simulation, split_keys, where_lane
 from pevdn.simulation.team import Team
-from pevdn.worlds.base import AgentSpec, Things
+from pevdn.worlds.base import AgentSpec, EntityGroup
 
 SMALL = {
     "hidden_size": 8,
@@ -34,7 +34,7 @@ T = 5
 
 def team_of(n: int) -> tuple[AgentSpec, ...]:
     """n agents of up to three shapes, mixed so that equal ones are not neighbours."""
-    shapes = [AgentSpec(4, 3), AgentSpec(6, 2, (Things(1, 2, 2, actions=0),)), AgentSpec(3, 5)]
+    shapes = [AgentSpec(4, 3), AgentSpec(6, 2, (EntityGroup(1, 2, 2, actions=0),)), AgentSpec(3, 5)]
     return tuple(shapes[i % min(3, n)] for i in range(n))
 
 
@@ -238,7 +238,7 @@ def test_what_an_episode_adds_does_not_depend_on_which_others_were_sampled(netwo
     Rewards that cancel make the gradient depend on the last bits of long sums. Compiled as in
     production, where rounding differs from horizon to horizon.
     """
-    agents = (AgentSpec(20, 6, (Things(0, 3, 4, actions=3),)),) * 3
+    agents = (AgentSpec(20, 6, (EntityGroup(0, 3, 4, actions=3),)),) * 3
     world = SimpleNamespace(name="long", agents=agents, max_steps=60)
     how = {"network": network, "buffer_size": 32, "expected_batch_size": 16, "return_lambda": 0.3}
     how |= {"hidden_size": 32, "clip_norm": 0.2, "noise_multiplier": 1.7}

@@ -32,7 +32,7 @@ from pevdn.training.loop import Progress, evaluation_keys
 from pevdn.viewer import Recording, drawing, playing, record
 from pevdn.viewer import styles as looks
 from pevdn.viewer.picture import Painter, rows
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step
 from pevdn.worlds.smax import STARCRAFT_UNITS
 
 
@@ -300,7 +300,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
         asked.append(drawn)
         return copy
 
-    world = HostedWorld("toy:coordination", agents, 30, build)
+    world = ExternalWorld("toy:coordination", agents, 30, build)
     shown = pevdn.replay(run, tmp_path / "lamp.gif", env=world)
     pictures = [Image.open(io.BytesIO(base64.b64decode(v["png"]))) for v in views_of(shown)]
     lights = [np.asarray(picture)[0, 0, 0] for picture in pictures]
@@ -310,7 +310,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
 
 
 def test_a_world_that_does_not_draw_itself_is_a_table(run: Run) -> None:
-    world = HostedWorld("toy:coordination", worlds.make("toy:coordination").agents, 30, Lamp)
+    world = ExternalWorld("toy:coordination", worlds.make("toy:coordination").agents, 30, Lamp)
     shown = record(run, env=world)
     assert shown.scene == {"kind": "table"}
     assert shown.actions[1][3]["name"] == "action 3" and shown.total_reward == len(shown.steps)

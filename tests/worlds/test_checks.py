@@ -15,7 +15,7 @@ from support import cli, finish, start
 import pevdn
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.worlds.base import HostedWorld, Step
+from pevdn.worlds.base import ExternalWorld, Step
 from pevdn.worlds.checks import Check, Checked
 from pevdn.worlds.interface import AgentSpec
 from pevdn.worlds.toy import TwoStep
@@ -61,8 +61,8 @@ class Coin:
         self.faults["closed"] = True
 
 
-def coin(**faults: Any) -> HostedWorld:
-    return HostedWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: Coin(**faults), copies=1)
+def coin(**faults: Any) -> ExternalWorld:
+    return ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: Coin(**faults), copies=1)
 
 
 def results(found: Checked) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_who_sees_the_same_in_every_step_is_named() -> None:
             step = super()._seen(reward)
             return step._replace(observations=(step.observations[0], np.zeros(2)))
 
-    world = HostedWorld("blind", (AgentSpec(2, 2),) * 2, 4, Blind)
+    world = ExternalWorld("blind", (AgentSpec(2, 2),) * 2, 4, Blind)
     check = named(pevdn.check_env(world), "views")
     assert check.result == "warning"
     assert "agent 1 saw the same numbers in every step" in check.sentence
@@ -159,7 +159,7 @@ def test_a_world_in_jax_that_is_no_pure_function_does_not_compile() -> None:
 def test_the_copy_is_closed_also_if_it_fails() -> None:
     faults: dict[str, Any] = {"raises": 1}
     made = Coin(**faults)
-    pevdn.check_env(HostedWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: made, copies=1))
+    pevdn.check_env(ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: made, copies=1))
     assert made.faults["closed"]
 
 

@@ -165,7 +165,7 @@ def test_what_the_observations_of_particles_are_made_of() -> None:
         others = np.delete(places[:3], i, axis=0) - places[i]
         parts = (np.zeros(2), places[i], places[3:] - places[i], others, np.zeros(4))
         np.testing.assert_allclose(seen, np.concatenate([np.ravel(p) for p in parts]), rtol=1e-5)
-        things = make(SPREAD).agents[i].things
+        things = make(SPREAD).agents[i].entities
         for group, known in zip(things, (places[3:] - places[i], others), strict=True):
             cut = seen[group.start : group.start + group.count * group.size]
             np.testing.assert_allclose(cut.reshape(group.count, group.size), known, rtol=1e-5)

@@ -20,8 +20,8 @@ from pettingzoo.test import parallel_api_test
 
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
-from pevdn.worlds.base import HostedWorld, Step
-from pevdn.worlds.hosted import problem_of
+from pevdn.worlds.base import ExternalWorld, Step
+from pevdn.worlds.external import problem_of
 from pevdn.worlds.pettingzoo_worlds import ParallelTeam
 
 SPREAD = "pettingzoo:mpe2.simple_spread_v3"
@@ -70,7 +70,7 @@ def test_a_real_environment_plays_as_it_says(
     world_id: str, agents: int, sees: int, can: int, steps: int
 ) -> None:
     world = worlds.make(world_id)
-    assert isinstance(world, HostedWorld) and world.name == world_id and world.copies is None
+    assert isinstance(world, ExternalWorld) and world.name == world_id and world.copies is None
     assert [(a.observation_size, a.n_actions) for a in world.agents] == [(sees, can)] * agents
     assert world.max_steps == steps
     copy = pickle.loads(pickle.dumps(world.build))()  # as in a process of its own
@@ -475,7 +475,7 @@ def test_spaces_that_do_not_fit_are_refused(answers: dict[str, Any], message: st
 def test_an_object_is_the_one_copy_and_is_left_open() -> None:
     env = Simple()
     world = worlds.adopt(env)
-    assert isinstance(world, HostedWorld)
+    assert isinstance(world, ExternalWorld)
     assert (world.name, world.copies, world.max_steps) == ("object:Simple", 1, 5)
     copy = world.build()
     assert copy.env is env and world.build() is copy
@@ -486,7 +486,7 @@ def test_an_object_is_the_one_copy_and_is_left_open() -> None:
 
 def test_who_makes_an_environment_can_make_copies() -> None:
     world = worlds.adopt(Simple)
-    assert isinstance(world, HostedWorld)
+    assert isinstance(world, ExternalWorld)
     assert (world.name, world.copies) == ("object:Simple", None)
     build = pickle.loads(pickle.dumps(world.build))
     one, two = build(), build(drawn=True)
@@ -498,7 +498,7 @@ def test_who_makes_an_environment_can_make_copies() -> None:
 def test_a_name_and_max_steps_do_not_make_an_environment_a_world_in_jax() -> None:
     env = Simple()
     env.name = "simple"  # type: ignore[attr-defined]
-    assert isinstance(worlds.adopt(env), HostedWorld)
+    assert isinstance(worlds.adopt(env), ExternalWorld)
 
 
 def test_worlds_and_ids_are_adopted_as_they_are() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
-from pevdn.worlds.base import AgentSpec, HostedWorld, Things
-from pevdn.worlds.hosted import problem_of
+from pevdn.worlds.base import AgentSpec, EntityGroup, ExternalWorld
+from pevdn.worlds.external import problem_of
 from pevdn.worlds.starcraft import MOST_CRASHES, StarCraftTeam
 
 NOOP, STOP, SHOOT = range(3)
@@ -123,7 +123,7 @@ def fight(copy: Any, *tactics: tuple[int, int]) -> list[Any]:
 
 def test_a_battle_is_told_as_smac_tells_it() -> None:
     world = worlds.adopt(Battle())
-    assert isinstance(world, HostedWorld)
+    assert isinstance(world, ExternalWorld)
     assert (world.name, world.max_steps, world.copies) == ("object:Battle", 6, 1)
     assert world.agents == (AgentSpec(2, 3), AgentSpec(2, 3))
     steps = fight(world.build(), (SHOOT, SHOOT))
@@ -289,7 +289,7 @@ class Wrapped:
 
 def test_smaclites_dialect_is_understood() -> None:
     world = worlds.adopt(Wrapped(Lite(), 4))
-    assert isinstance(world, HostedWorld)
+    assert isinstance(world, ExternalWorld)
     assert (world.name, world.max_steps, world.agents) == ("object:Lite", 4, (AgentSpec(2, 3),) * 2)
     copy: Any = world.build()
     assert fight(copy, (SHOOT, SHOOT))[-1].won
@@ -327,7 +327,7 @@ def test_agents_asked_one_by_one_are_enough() -> None:
 
 def test_who_makes_battles_can_make_many_and_closes_them() -> None:
     world = worlds.adopt(Battle)
-    assert isinstance(world, HostedWorld) and world.copies is None
+    assert isinstance(world, ExternalWorld) and world.copies is None
     one, two = pickle.loads(pickle.dumps(world.build))(), world.build()
     assert one.env is not two.env
     one.close()
@@ -418,9 +418,9 @@ def test_smac_is_made_with_its_arguments_and_told_to_say_when_the_clock_ends_a_b
     installed: dict[str, Any],
 ) -> None:
     world = worlds.make("smac:3m?difficulty=3&seed=5")
-    assert isinstance(world, HostedWorld)
+    assert isinstance(world, ExternalWorld)
     assert (world.name, world.copies) == ("smac:3m?difficulty=3&seed=5", None)
-    assert world.agents[0].things == (Things(1, 1, 1, actions=2), Things(2, 0, 5))
+    assert world.agents[0].entities == (EntityGroup(1, 1, 1, actions=2), EntityGroup(2, 0, 5))
     copy: Any = world.build()
     assert (copy.env.map_name, copy.env.difficulty, copy.env.seed()) == ("3m", "3", 5)
     assert fight(copy, (STOP, STOP))[-1].truncated and not copy.seeded

@@ -18,7 +18,7 @@ from support import slow
 
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.worlds.base import Step, Things, World
+from pevdn.worlds.base import EntityGroup, Step, World
 from pevdn.worlds.maps import BATTLE_MAPS, JAXMARL_GAMES
 from pevdn.worlds.smax import STARCRAFT_UNITS, SmaxWorld
 from pevdn.worlds.toy import Coordination, TwoStep
@@ -244,8 +244,11 @@ def test_an_agent_observes_every_other_unit_and_may_target_every_enemy(name: str
     for spec in world.agents:
         assert spec.observation_size == 13 * (battle.allies - 1 + battle.enemies) + 10
         assert spec.n_actions == 5 + battle.enemies
-        others = Things(0, battle.allies - 1, 13)
-        assert spec.things == (others, Things(13 * others.count, battle.enemies, 13, actions=5))
+        others = EntityGroup(0, battle.allies - 1, 13)
+        assert spec.entities == (
+            others,
+            EntityGroup(13 * others.count, battle.enemies, 13, actions=5),
+        )
 
 
 # --- battles ---------------------------------------------------------------------------------

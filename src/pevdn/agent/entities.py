@@ -1,7 +1,7 @@
-"""One agent's Q-network with the world's symmetry: like things are seen through the same eyes.
+"""One agent's Q-network with the world's symmetry: entities of one type share an encoder.
 
-A world may say how an observation is made of *things*: so many enemies, so many allies, each some
-numbers (`interface.Things`). One small encoder serves all things of a group, a core adds
+A world may say how an observation is made of *entities*: so many enemies, so many allies, each some
+numbers (`interface.EntityGroup`). One small encoder serves all entities of a group, a core adds
 them up with what is left of the observation, and an action that is about one thing ("attack enemy
 3") is scored from the core and from that thing alone. Few parameters, and every enemy teaches
 about all of them: noise, which grows with the number of parameters, buys more here (docs/results).
@@ -10,7 +10,7 @@ layers.
 
 The derivative is by hand, as in `network`: by episode it is a product of what the plain one has.
 
-Shapes: T steps, ... any batch axes, O observation, A actions, H hidden, n things of a group, G
+Shapes: T steps, ... any batch axes, O observation, A actions, H hidden, n entities of a group, G
 groups. Time comes first.
 """
 
@@ -62,14 +62,14 @@ class Trace(NamedTuple):
     """What the derivative needs of the way forward."""
 
     own: Array  # (T, ..., H)
-    things: tuple[Array, ...]  # by group (T, ..., n, H), zero where nothing is seen
+    entities: tuple[Array, ...]  # by group (T, ..., n, H), zero where nothing is seen
     core: Array  # (T, ..., H)
     scored: tuple[Array, ...]  # by group with actions (T, ..., n, H)
 
 
 def initialise(key: Array, spec: AgentSpec, hidden_size: int) -> Parameters:
     """Orthogonal weights, zero biases."""
-    H, keys = hidden_size, iter(jax.random.split(key, 3 + 4 * len(spec.things)))
+    H, keys = hidden_size, iter(jax.random.split(key, 3 + 4 * len(spec.entities)))
 
     def layer(inputs: int, outputs: int, gain: float = 1.0) -> Layer:
         key = next(keys)
@@ -84,8 +84,8 @@ def initialise(key: Array, spec: AgentSpec, hidden_size: int) -> Parameters:
 
     return Parameters(
         own=layer(sum(map(len, _rest(spec))), H),
-        encoders=tuple(layer(group.size, H) for group in spec.things),
-        core=layer((1 + len(spec.things)) * H, H),
+        encoders=tuple(layer(group.size, H) for group in spec.entities),
+        core=layer((1 + len(spec.entities)) * H, H),
         plain=layer(H, len(_plain(spec)), SMALL),
         scorers=tuple(scorer() for _ in _acted_on(spec)),
         spec=spec,
@@ -141,7 +141,7 @@ def gradient(
     lead = q_bar.ndim - 1  # axes before the last: time and batch
 
     def summed(product: str, *arrays: Array) -> Array:
-        """Σ over time, the things of a group and, unless by episode, the batch."""
+        """Σ over time, the entities of a group and, unless by episode, the batch."""
         arrays = tuple(x if x.ndim > lead + 1 else x[..., None, :] for x in arrays)
         if not by_episode:
             arrays = tuple(x.reshape(math.prod(x.shape[:-2]), 1, *x.shape[-2:]) for x in arrays)
@@ -154,7 +154,7 @@ def gradient(
     bars = iter(_split(q_bar, spec))
     plain_bar = next(bars)
     core_bar = plain_bar @ params.plain.weight.T
-    thing_bars: list[Array] = [jnp.zeros(())] * len(spec.things)
+    thing_bars: list[Array] = [jnp.zeros(())] * len(spec.entities)
     scorers = []
     for (g, _), scorer, hidden, bar in zip(
         _acted_on(spec), params.scorers, trace.scored, bars, strict=True
@@ -164,7 +164,7 @@ def gradient(
         together = hidden_bar.sum(-2)
         core_bar = core_bar + together @ scorer.core_weight.T
         thing_bars[g] = hidden_bar @ scorer.thing_weight.T
-        by_thing = of_layer(trace.things[g], hidden_bar)
+        by_thing = of_layer(trace.entities[g], hidden_bar)
         scorers.append(
             Scorer(
                 of_layer(trace.core, together).weight,
@@ -174,17 +174,17 @@ def gradient(
             )
         )
     core_bar = core_bar * (trace.core > 0)
-    own_bar, *by_group = jnp.split(core_bar @ params.core.weight.T, 1 + len(spec.things), axis=-1)
-    own, things = _parts(inputs.seen, spec)
+    own_bar, *by_group = jnp.split(core_bar @ params.core.weight.T, 1 + len(spec.entities), axis=-1)
+    own, entities = _parts(inputs.seen, spec)
     return Parameters(
         own=of_layer(own, own_bar * (trace.own > 0)),
         encoders=tuple(
             of_layer(seen, (bar[..., None, :] + more) * (embedded > 0))
             for seen, bar, more, embedded in zip(
-                things, by_group, thing_bars, trace.things, strict=True
+                entities, by_group, thing_bars, trace.entities, strict=True
             )
         ),
-        core=of_layer(_joined(trace.own, trace.things), core_bar),
+        core=of_layer(_joined(trace.own, trace.entities), core_bar),
         plain=of_layer(trace.core, plain_bar),
         scorers=tuple(scorers),
         spec=spec,
@@ -193,36 +193,36 @@ def gradient(
 
 def _forward(params: Parameters, seen: Array) -> tuple[Array, Trace]:
     spec = params.spec
-    own_seen, things_seen = _parts(seen, spec)
+    own_seen, entities_seen = _parts(seen, spec)
     own = jax.nn.relu(own_seen @ params.own.weight + params.own.bias)
-    things = tuple(
+    entities = tuple(
         jax.nn.relu(x @ layer.weight + layer.bias) * jnp.any(x != 0, axis=-1, keepdims=True)
-        for x, layer in zip(things_seen, params.encoders, strict=True)
+        for x, layer in zip(entities_seen, params.encoders, strict=True)
     )
-    core = jax.nn.relu(_joined(own, things) @ params.core.weight + params.core.bias)
+    core = jax.nn.relu(_joined(own, entities) @ params.core.weight + params.core.bias)
     values, scored = [core @ params.plain.weight + params.plain.bias], []
     for (g, _), scorer in zip(_acted_on(spec), params.scorers, strict=True):
         from_core = (core @ scorer.core_weight + scorer.bias)[..., None, :]
-        hidden = jax.nn.relu(from_core + things[g] @ scorer.thing_weight)
+        hidden = jax.nn.relu(from_core + entities[g] @ scorer.thing_weight)
         scored.append(hidden)
         values.append((hidden @ scorer.output.weight + scorer.output.bias)[..., 0])
     q = _ordered(jnp.concatenate(values, axis=-1), np.argsort(_order(spec)))
-    return q, Trace(own, things, core, tuple(scored))
+    return q, Trace(own, entities, core, tuple(scored))
 
 
-def _joined(own: Array, things: tuple[Array, ...]) -> Array:
+def _joined(own: Array, entities: tuple[Array, ...]) -> Array:
     """What the core is given, (T, ..., (G + 1) · H)."""
-    return jnp.concatenate([own, *(of_group.sum(-2) for of_group in things)], axis=-1)
+    return jnp.concatenate([own, *(of_group.sum(-2) for of_group in entities)], axis=-1)
 
 
 def _parts(seen: Array, spec: AgentSpec) -> tuple[Array, list[Array]]:
-    """What is in no group (..., rest), and each group's things (..., n, size)."""
-    things = [
+    """What is in no group (..., rest), and each group's entities (..., n, size)."""
+    entities = [
         seen[..., g.start : g.start + g.count * g.size].reshape(*seen.shape[:-1], g.count, g.size)
-        for g in spec.things
+        for g in spec.entities
     ]
     rest = [seen[..., part.start : part.stop] for part in _rest(spec)]
-    return jnp.concatenate([seen[..., :0], *rest], axis=-1), things
+    return jnp.concatenate([seen[..., :0], *rest], axis=-1), entities
 
 
 def _split(per_action: Array, spec: AgentSpec) -> list[Array]:
@@ -241,7 +241,7 @@ def _acted_on(spec: AgentSpec) -> list[tuple[int, range]]:
     """The groups that actions are about, and their actions."""
     return [
         (i, range(group.actions, group.actions + group.count))
-        for i, group in enumerate(spec.things)
+        for i, group in enumerate(spec.entities)
         if group.actions is not None
     ]
 
@@ -263,7 +263,7 @@ def _order(spec: AgentSpec) -> np.ndarray:
 def _rest(spec: AgentSpec) -> list[range]:
     """Where in an observation there is no thing."""
     parts, end = [], 0
-    for group in sorted(spec.things, key=lambda group: group.start):
+    for group in sorted(spec.entities, key=lambda group: group.start):
         parts.append(range(end, group.start))
         end = max(end, group.start + group.count * group.size)
     return [part for part in (*parts, range(end, spec.observation_size)) if part]

@@ -18,7 +18,7 @@ import numpy as np
 from pevdn.agent.replay import Episode
 
 
-class HostReplay:
+class PackedReplay:
     """Room for `capacity` episodes and the scratch slot, as in `replay`; all are empty at first."""
 
     def __init__(self, capacity: int) -> None:

@@ -33,11 +33,11 @@ def main(
     ] = None,
     envs: Annotated[
         int | None,
-        typer.Option(help="Copies side by side of a world outside of JAX (default: by cores)."),
+        typer.Option(help="WorkerPool side by side of a world outside of JAX (default: by cores)."),
     ] = None,
     epsilon_budget: Annotated[
         float | None,
-        typer.Option(help="Stop before ε (team view; or --set budget_view=agent) exceeds it."),
+        typer.Option(help="Stop before ε (team view; or --set budget_observer=agent) exceeds it."),
     ] = None,
     assignments: Annotated[
         list[str] | None,

@@ -138,9 +138,9 @@ class Settings:
         choices=("zero-out", "add-or-remove", "replace-one"),
     )
     epsilon_budget: float = _setting(
-        0.0, "training stops before ε of the budget_view exceeds this; 0: no budget", 0.0
+        0.0, "training stops before ε of the budget_observer exceeds this; 0: no budget", 0.0
     )
-    budget_view: str = _setting(
+    budget_observer: str = _setting(
         "team", "whose ε the budget is for; only team is proven", choices=("team", "agent")
     )
     anchor: bool = _setting(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from pevdn.network import wire_pb2 as wire
-from pevdn.network.group import Council, Stopped
+from pevdn.network.group import Group, Stopped
 from pevdn.network.roster import WORLD
 from pevdn.worlds.interface import AgentSpec
 
@@ -73,23 +73,23 @@ class OwnBody:
 class RemoteWorld:
     """A world in another process: it gets the agent's actions, and gives what this agent sees."""
 
-    def __init__(self, council: Council, spec: AgentSpec) -> None:
-        self.council, self.spec = council, spec
+    def __init__(self, group: Group, spec: AgentSpec) -> None:
+        self.group, self.spec = group, spec
         self.episodes = 0
 
     async def begin(self, round: int, purpose: int, episodes: int, number: int) -> Seen:
         self.episodes = episodes
         ready: Any = wire.Ready(purpose=purpose, episodes=episodes, number=number)  # type: ignore[arg-type]
-        await self.council.tell([WORLD], round, ready=ready)
+        await self.group.tell([WORLD], round, ready=ready)
         return await self._sight(round, 0)
 
     async def act(self, round: int, step: int, actions: np.ndarray) -> Seen:
         choice = wire.Choice(step=step, actions=actions.astype("<u2").tobytes())
-        await self.council.tell([WORLD], round, choice=choice)
+        await self.group.tell([WORLD], round, choice=choice)
         return await self._sight(round, step + 1)
 
     async def _sight(self, round: int, step: int) -> Seen:
-        heard = await self.council.hear([WORLD], round, "sight", step)
+        heard = await self.group.hear([WORLD], round, "sight", step)
         try:
             return read_sight(heard[WORLD], self.episodes, self.spec)
         except ValueError:

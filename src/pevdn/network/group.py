@@ -51,7 +51,7 @@ class Left(Stopped):
     """A member has left, and has told everybody why."""
 
 
-class Council:
+class Group:
     """One member's knowledge of the others, and its mailbox."""
 
     def __init__(

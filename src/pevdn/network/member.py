@@ -15,7 +15,7 @@ from pevdn.network import status
 from pevdn.network.environment import Body
 from pevdn.network.party import Party
 from pevdn.network.roster import WORLD
-from pevdn.network.world_server import WorldHost
+from pevdn.network.world_server import WorldServer
 from pevdn.storage.files import lock, make_private
 
 Told = Callable[[dict[str, Any]], None]  # what is shown of a member every few seconds
@@ -50,9 +50,9 @@ def run_member(
     os.umask(0o077)  # what it keeps is nobody else's business
     make_private(folder)
     with lock(folder):
-        process: Party | WorldHost
+        process: Party | WorldServer
         if me == WORLD:
-            process = WorldHost(roster, secret, folder, listen)
+            process = WorldServer(roster, secret, folder, listen)
         else:
             process = Party(roster, me, secret, folder, body, listen)
         if metrics_port is not None:
@@ -61,10 +61,10 @@ def run_member(
         return process.status.report()
 
 
-async def _watched(process: Party | WorldHost, told: Told | None) -> None:
+async def _watched(process: Party | WorldServer, told: Told | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, process.council.interrupt)
+        loop.add_signal_handler(number, process.group.interrupt)
     watching = asyncio.create_task(_tell(process, told)) if told is not None else None
     try:
         await process.run()
@@ -73,7 +73,7 @@ async def _watched(process: Party | WorldHost, told: Told | None) -> None:
             watching.cancel()
 
 
-async def _tell(process: Party | WorldHost, told: Told) -> None:
+async def _tell(process: Party | WorldServer, told: Told) -> None:
     while True:
         await asyncio.sleep(5.0)
         told(process.status.report())

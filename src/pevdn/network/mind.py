@@ -21,7 +21,7 @@ from jax import Array
 from pevdn.agent import acting, learning, networks, replay
 from pevdn.agent.learning import Learner, Memo
 from pevdn.agent.networks import Parameters
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
 from pevdn.config.settings import Config
 from pevdn.exchange.secret_shared import Code, decode, encode, fits, saturate
@@ -87,7 +87,7 @@ class Mind:
 
     # ---- learning, Algorithm 1 ------------------------------------------------------------
 
-    def think(self, learner: Learner, rows: HostReplay, slots: np.ndarray) -> Thought:
+    def think(self, learner: Learner, rows: PackedReplay, slots: np.ndarray) -> Thought:
         """COMPUTE m_i and ENCODE it, for the episodes in the slots, longest first.
 
         Only steps that were played are said: lengths are public, and so is the number of words.
@@ -140,7 +140,7 @@ class Mind:
 
     # ---- programs -------------------------------------------------------------------------
 
-    def _parts(self, rows: HostReplay, slots: np.ndarray) -> Iterator[tuple[Episode, np.ndarray]]:
+    def _parts(self, rows: PackedReplay, slots: np.ndarray) -> Iterator[tuple[Episode, np.ndarray]]:
         """Batches with room for the longest of their episodes, and what of them is padding."""
         scratch, groups = len(rows.length) - 1, [slots]
         if self.mechanism is not None:  # as in the simulation, by what each episode needs

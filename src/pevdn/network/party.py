@@ -27,7 +27,7 @@ import numpy as np
 
 from pevdn import worlds
 from pevdn.agent import acting, learning
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
 from pevdn.config import settings as configuration
 from pevdn.config.settings import fingerprint
@@ -37,7 +37,7 @@ from pevdn.network import secure_sum as sums
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.course import END, EVALUATE, PLAY, UPDATE, Course
 from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Body, OwnBody, RemoteWorld
-from pevdn.network.group import DONE, Council, Left, Stopped, ViewChanged
+from pevdn.network.group import DONE, Group, Left, Stopped, ViewChanged
 from pevdn.network.mind import Mind, Thought
 from pevdn.network.randomness import Draws, Own, Rehearsal
 from pevdn.network.recovery import Journal, Record
@@ -98,18 +98,18 @@ class Party:
         )
         self.mind = Mind(self.config, spec, self.agents, max_steps)
         mask_key = self.secret.mask_key().public_key().public_bytes_raw()
-        self.council = Council(roster, me, key, lambda: self.course.round, mask_key, listen, folder)
-        self.council.on_recall = self._recalled
-        self.council.ended = lambda: self._ended
-        self.stage = OwnBody(body) if body is not None else RemoteWorld(self.council, spec)
-        self.status = Status(folder, self.council)
+        self.group = Group(roster, me, key, lambda: self.course.round, mask_key, listen, folder)
+        self.group.on_recall = self._recalled
+        self.group.ended = lambda: self._ended
+        self.stage = OwnBody(body) if body is not None else RemoteWorld(self.group, spec)
+        self.status = Status(folder, self.group)
         self.journal = Journal(folder)
         self.course = Course(threshold=self.config.settings.anchor_threshold)
         self.last: Record | None = None
         self.parted = False  # all others are at the end as well, and need nothing any more
         self.ledger: Ledger | None = None
         self.learner = self.mind.begin(self.draws.first(self.index, self.agents))
-        self.replay = HostReplay(self.config.settings.buffer_size)
+        self.replay = PackedReplay(self.config.settings.buffer_size)
         self._affordable = affordable(self.config, self.agents)
         self._recovered = False
         self._recover()
@@ -119,24 +119,24 @@ class Party:
 
     async def run(self) -> None:
         """Train until the course is at its end; a member that starts anew is waited for."""
-        if self.parted or (self._ended and self.council.all_done(self.council.others)):
+        if self.parted or (self._ended and self.group.all_done(self.group.others)):
             self.status.state = "finished"
             self.status.write()
             return
-        await self.council.start()
+        await self.group.start()
         beat = asyncio.create_task(self._beat())
         try:
             while True:
                 try:
                     self.status.state = "looking for the others"
-                    await self._catch_up(await self.council.agree())
+                    await self._catch_up(await self.group.agree())
                     self.masks = self._agreed_masks()
                     self.status.event("agreed", round=self.course.round)
                     self.status.state = "training"
                     await self._rounds()
                     self._save()
                     self.status.state = "finished"
-                    self.parted = await self.council.part(self.council.others)
+                    self.parted = await self.group.part(self.group.others)
                     self._save()
                     break
                 except ViewChanged:
@@ -145,17 +145,17 @@ class Party:
             self._save()
             if isinstance(problem, Stopped) and self._ended:
                 self.status.state = "finished"  # the others are gone, and nothing is left to do
-                await self.council.say_farewell(DONE, 5.0)
+                await self.group.say_farewell(DONE, 5.0)
                 return
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem) or type(problem).__name__)
             if isinstance(problem, PevdnError) and not isinstance(problem, Left):
-                await self.council.say_farewell(str(problem), 5.0)
+                await self.group.say_farewell(str(problem), 5.0)
             raise
         finally:
             beat.cancel()
             self.status.write()
-            await self.council.stop()
+            await self.group.stop()
 
     @property
     def _ended(self) -> bool:
@@ -176,7 +176,7 @@ class Party:
         self.journal.append(record)
         await self._compute(self._apply, record, thought)
         self.status.rounds[record.kind] += 1
-        self.council.forget(self.course.round)
+        self.group.forget(self.course.round)
         if self.course.round % SNAPSHOT == 0:
             self._save()
 
@@ -194,8 +194,8 @@ class Party:
             return
         self._next()  # what was not due is passed over by everybody
         who = [name for name in self.peers if completed[name] == there]
-        await self.council.tell(who, there, recall=wire.Recall())
-        heard = await self.council.hear(who, there, "recalled")
+        await self.group.tell(who, there, recall=wire.Recall())
+        heard = await self.group.hear(who, there, "recalled")
         told = {body.SerializeToString(deterministic=True) for body in heard.values()}
         if len(told) > 1:
             raise PevdnError(
@@ -285,7 +285,7 @@ class Party:
         self.journal.keep(block, rows)
         run, nonce = self.roster.run, self._nonce(round)
         own = wire.Stored(commitment=commitment(nonce, self.me, run, round), facts=facts)
-        stored = await self.council.swap(self.peers, round, "stored", stored=own)
+        stored = await self.group.swap(self.peers, round, "stored", stored=own)
         others = sorted(name for name, body in stored.items() if body.facts != facts)
         if others:
             raise PevdnError(
@@ -293,7 +293,7 @@ class Party:
                 f"ends of the episodes of round {round}; the world, or one of them, lies."
             )
         reveal = wire.Reveal(nonce=nonce)
-        revealed = await self.council.swap(self.peers, round, "reveal", reveal=reveal)
+        revealed = await self.group.swap(self.peers, round, "reveal", reveal=reveal)
         nonces = {self.me: nonce, **{name: body.nonce for name, body in revealed.items()}}
         for name, body in stored.items():
             if commitment(nonces[name], name, run, round) != body.commitment:
@@ -307,7 +307,7 @@ class Party:
         """The same for a round, however often it is tried."""
         return self.secret.stream("nonce", self.roster.run, round).bytes(32)
 
-    async def _episodes(self, round: int, block: int) -> tuple[HostReplay, bytes]:
+    async def _episodes(self, round: int, block: int) -> tuple[PackedReplay, bytes]:
         """A block of own episodes, and a digest of what is public about them."""
         s, E, T = self.config.settings, courses.block_size(self.config), self.max_steps
         epsilon = acting.exploration(
@@ -345,7 +345,7 @@ class Party:
             tape.terminal[:, step] = ended & on
             tape.length[:] += on
         tape.rewards[:] = np.asarray(learning.kept_reward(paid, s.reward_cap))  # type: ignore[arg-type]
-        rows = HostReplay(E)
+        rows = PackedReplay(E)
         for e in range(E):
             rows.store(e, Episode(*(x[e] for x in tape)))
         facts = hashlib.sha256(tape.length.tobytes() + paid.tobytes() + tape.terminal.tobytes())
@@ -422,7 +422,7 @@ class Party:
         if self.config.exchange == "broadcast":
             total = await self._add_up(round, "plain", wire.Plain, words)
         elif self.roster.mode == "pairwise-masks":
-            mask = self.masks.mask(len(words), p, round, self.council.view)
+            mask = self.masks.mask(len(words), p, round, self.group.view)
             total = await self._add_up(round, "masked", wire.Masked, sums.add(words, mask, p))
         else:
             mine, *shares = sums.split(words, self.agents, p, fresh())
@@ -431,9 +431,9 @@ class Party:
                 for name, share in zip(self.peers, shares, strict=True)
             }
             with self.status.spending("talking"):
-                await self.council.tell_each(bodies, round)
+                await self.group.tell_each(bodies, round)
             with self.status.spending("waiting"):
-                held = await self.council.hear(self.peers, round, "share")
+                held = await self.group.hear(self.peers, round, "share")
             own = sums.add_up([mine, *self._words(held, len(words))], p)
             total = await self._add_up(round, "partial_sum", wire.PartialSum, own, "talking")
         await self._compare(round, total)
@@ -448,9 +448,9 @@ class Party:
         """
         with self.status.spending("talking"):
             body = {kind: form(words=sums.to_bytes(own))}
-            await self.council.tell(self.peers, round, **body)
+            await self.group.tell(self.peers, round, **body)
         with self.status.spending(hearing):
-            heard = await self.council.hear(self.peers, round, kind)
+            heard = await self.group.hear(self.peers, round, kind)
         vectors = [own, *self._words(heard, len(own))]
         return sums.add_up(vectors, self.config.settings.modulus)
 
@@ -472,7 +472,7 @@ class Party:
         """Who tells different peers different things is noticed here, before anybody learns."""
         own = wire.SumDigest(digest=sums.digest(total))
         with self.status.spending("talking"):
-            heard = await self.council.swap(self.peers, round, "sum_digest", sum_digest=own)
+            heard = await self.group.swap(self.peers, round, "sum_digest", sum_digest=own)
         others = sorted(name for name, body in heard.items() if body.digest != own.digest)
         if others:
             raise PevdnError(
@@ -482,7 +482,7 @@ class Party:
 
     def _agreed_masks(self) -> sums.Masks:
         """One for a view: a mask is never used twice."""
-        public = {name: self.council.heard[name].mask_key for name in self.peers}
+        public = {name: self.group.heard[name].mask_key for name in self.peers}
         return sums.Masks(self.me, self.secret.mask_key(), public, self.roster.run)
 
     # ---- evaluate -----------------------------------------------------------------------------

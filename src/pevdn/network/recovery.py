@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.errors import PevdnError
 from pevdn.storage import chain
 from pevdn.storage.files import sync_directory, write_atomically
@@ -120,7 +120,7 @@ class Journal:
 
     # ---- episodes ---------------------------------------------------------------------------
 
-    def keep(self, block: int, rows: HostReplay) -> None:
+    def keep(self, block: int, rows: PackedReplay) -> None:
         """A block of own episodes; it is on the disk when this returns."""
         text = io.BytesIO()
         np.save(text, rows.length)
@@ -128,13 +128,13 @@ class Journal:
         text.write(b"".join(rows.rows))
         write_sealed(self._block(block), text.getvalue())
 
-    def kept(self, block: int) -> HostReplay | None:
+    def kept(self, block: int) -> PackedReplay | None:
         """A block of own episodes; None if it was never written."""
         if not self._block(block).exists():
             return None
         text = io.BytesIO(read_sealed(self._block(block)))
         length = np.load(text, allow_pickle=False)
-        rows = HostReplay(len(length) - 1)
+        rows = PackedReplay(len(length) - 1)
         rows.length = length
         rows.rows = [text.read(size) for size in np.load(text, allow_pickle=False)]
         return rows

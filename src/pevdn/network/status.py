@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pevdn.errors import UsageError
-from pevdn.network.group import Council
+from pevdn.network.group import Group
 from pevdn.storage.files import write_atomically
 from pevdn.storage.strict_json import to_json
 
@@ -23,8 +23,8 @@ STALE = 5.0  # seconds after which a member that writes nothing is thought to be
 class Status:
     """Written every second, and whenever something happens."""
 
-    def __init__(self, folder: Path, council: Council) -> None:
-        self.folder, self.council = folder, council
+    def __init__(self, folder: Path, group: Group) -> None:
+        self.folder, self.group = folder, group
         self.state = "starting"
         self.facts: dict[str, Any] = {}
         # of computing, talking, waiting and playing
@@ -49,11 +49,11 @@ class Status:
 
     def report(self) -> dict[str, Any]:
         """Everything, now."""
-        transport, up = self.council.transport, time.monotonic() - self._began
-        waiting = list(self.council.waiting_for)
+        transport, up = self.group.transport, time.monotonic() - self._began
+        waiting = list(self.group.waiting_for)
         made = sum(self.rounds.values())
         return {
-            "name": self.council.me,
+            "name": self.group.me,
             "time": time.time(),
             "state": f"waiting for {', '.join(waiting)}" if waiting else self.state,
             "waiting_for": waiting,

@@ -24,16 +24,16 @@ from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.course import block_size
 from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Seen, to_sight
-from pevdn.network.group import DONE, Council, Left, Stopped, ViewChanged
+from pevdn.network.group import DONE, Group, Left, Stopped, ViewChanged
 from pevdn.network.randomness import Draws, Own, Rehearsal
 from pevdn.network.roster import WORLD, Roster
 from pevdn.network.status import Status
 from pevdn.network.streams import Secret
 from pevdn.simulation.hosted import episode_seed
-from pevdn.simulation.workers import RESET, STEP, Copies, Fault
 from pevdn.storage.files import make_private
-from pevdn.worlds.base import HostedWorld, Step, World
-from pevdn.worlds.hosted import unstoppable
+from pevdn.worlds.base import ExternalWorld, Step, World
+from pevdn.worlds.external import unstoppable
+from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 
 class Inside:
@@ -66,8 +66,8 @@ class Inside:
 class Outside:
     """Episodes of a world outside of JAX, each in a copy of its own, in processes of their own."""
 
-    def __init__(self, world: HostedWorld, count: int, timeout: float) -> None:
-        self._world, self._copies = world, Copies(world, count, timeout)
+    def __init__(self, world: ExternalWorld, count: int, timeout: float) -> None:
+        self._world, self._copies = world, WorkerPool(world, count, timeout)
         sizes = [(spec.observation_size, spec.n_actions) for spec in world.agents]
         self._ends = np.cumsum(sizes, axis=0)[:-1].T  # where agents end in a row of all of them
 
@@ -103,15 +103,15 @@ class Outside:
         self._copies.close()
 
 
-def episodes_of(world: World | HostedWorld, config: Config) -> Inside | Outside:
-    if not isinstance(world, HostedWorld):
+def episodes_of(world: World | ExternalWorld, config: Config) -> Inside | Outside:
+    if not isinstance(world, ExternalWorld):
         return Inside(world)
     count = max(block_size(config), config.settings.eval_episodes)
     given = unstoppable(world) if config.private else world
     return Outside(given, count, config.settings.world_timeout)
 
 
-class WorldHost:
+class WorldServer:
     """A world for a team of strangers."""
 
     def __init__(self, roster: Roster, key: bytes, folder: Path, listen: str | None = None) -> None:
@@ -128,24 +128,22 @@ class WorldHost:
             else Own(Secret.load_or_create(folder / "secret"), roster.run)
         )
         self.completed = 0
-        self.council = Council(
-            roster, WORLD, key, lambda: self.completed, listen=listen, folder=folder
-        )
-        self.status = Status(folder, self.council)
+        self.group = Group(roster, WORLD, key, lambda: self.completed, listen=listen, folder=folder)
+        self.status = Status(folder, self.group)
 
     async def run(self) -> None:
         """Play whenever all parties are ready, until they say farewell."""
-        if self.council.all_done(self.parties):
+        if self.group.all_done(self.parties):
             self.status.state = "finished"
             self.status.write()
             return
-        await self.council.start()
+        await self.group.start()
         beat = asyncio.create_task(self._beat())
         try:
             while True:
                 try:
                     self.status.state = "looking for the others"
-                    there = await self.council.agree()
+                    there = await self.group.agree()
                     self.completed = max(there[name] for name in self.parties)
                     self.status.state = "ready"
                     while await self._block():
@@ -154,30 +152,30 @@ class WorldHost:
                 except ViewChanged:
                     self.status.event("a member started anew")
                 except Stopped:
-                    if DONE not in self.council.left.values():
+                    if DONE not in self.group.left.values():
                         raise
                     break  # no more episodes will be played
             self.status.state = "finished"
-            await self.council.say_farewell(DONE, 5.0)
+            await self.group.say_farewell(DONE, 5.0)
         except Exception as problem:
             self.status.state = "stopped"
             self.status.event("stopped", reason=str(problem))
             if isinstance(problem, PevdnError) and not isinstance(problem, Left):
-                await self.council.say_farewell(str(problem), 5.0)
+                await self.group.say_farewell(str(problem), 5.0)
             raise
         finally:
             beat.cancel()
             self.episodes.close()
             self.status.write()
-            await self.council.stop()
+            await self.group.stop()
 
     async def _block(self) -> bool:
         """One block of episodes, or one evaluation; False once all parties are done."""
-        asked = await self.council.hear_any(self.parties, "ready")
+        asked = await self.group.hear_any(self.parties, "ready")
         if asked is None:
             return False
         round, ready = asked
-        every = await self.council.hear(self.parties, round, "ready")
+        every = await self.group.hear(self.parties, round, "ready")
         if any(body != ready for body in every.values()):
             raise PevdnError(f"the parties want different things in round {round}.")
         E, T = ready.episodes, self.world.max_steps
@@ -186,7 +184,7 @@ class WorldHost:
         going = np.ones(E, bool)
         await self._show(round, 0, step, np.full(E, GOING, np.uint8), going)
         for t in range(T):
-            choices = await self.council.hear(self.parties, round, "choice", t)
+            choices = await self.group.hear(self.parties, round, "choice", t)
             actions = tuple(self._actions(name, choices[name], E) for name in self.parties)
             with self.status.spending("computing"):
                 step = await self.episodes.step(t, actions, going)
@@ -199,7 +197,7 @@ class WorldHost:
             if over:
                 break
         self.completed = round
-        self.council.forget(round)
+        self.group.forget(round)
         self.status.rounds["play" if ready.purpose == wire.TRAIN else "evaluate"] += 1
         self.status.facts |= {"round": round}
         return True
@@ -219,7 +217,7 @@ class WorldHost:
         for i, name in enumerate(self.parties):
             own = np.asarray(step.observations[i]), np.asarray(step.available[i])
             bodies[name] = {"sight": to_sight(t, Seen(*own, rewards, flags, over))}
-        await self.council.tell_each(bodies, round)
+        await self.group.tell_each(bodies, round)
 
     def _actions(self, name: str, choice: wire.Choice, episodes: int) -> np.ndarray:
         actions = np.frombuffer(choice.actions, "<u2").astype(np.int32)

@@ -184,7 +184,9 @@ def about(params: Any) -> dict[str, str]:
         "memory_size": network.initial_memory(params).shape[-1],
     }
     if has_things:
-        facts["things"] = json.dumps([dataclasses.asdict(group) for group in params.spec.things])
+        facts["entities"] = json.dumps(
+            [dataclasses.asdict(group) for group in params.spec.entities]
+        )
     return {name: str(fact) for name, fact in facts.items()}
 
 

@@ -1,7 +1,7 @@
 """One step of acting as an ONNX graph: the networks of `pevdn.agent` once more, in its operators.
 
 Parameters keep their names. Shapes: B agents at a time, O observation, A actions, H hidden, M
-memory, n things of a group.
+memory, n entities of a group.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _entities(graph: _Graph, params: entities.Parameters) -> None:
     """As `entities.step`.
 
     `own.weight` has a row for every number of an observation, zero where there is a thing, so that
-    no product is empty; a group of no things is left out.
+    no product is empty; a group of no entities is left out.
     """
     spec, named = params.spec, arrays(params)
 
@@ -126,16 +126,16 @@ def _entities(graph: _Graph, params: entities.Parameters) -> None:
         )
 
     rest = np.ones(spec.observation_size, bool)
-    for group in spec.things:
+    for group in spec.entities:
         rest[group.start : group.start + group.count * group.size] = False
     own_weight = np.zeros((spec.observation_size, len(params.core.bias)), np.float32)
     own_weight[rest] = named["own.weight"]
     named["own.weight"] = own_weight
 
-    parts, things = [graph("Relu", linear("observation", "own"))], {}
-    of_parts = np.split(named["core.weight"], 1 + len(spec.things))
+    parts, entities = [graph("Relu", linear("observation", "own"))], {}
+    of_parts = np.split(named["core.weight"], 1 + len(spec.entities))
     rows = of_parts[:1]
-    for g, group in enumerate(spec.things):
+    for g, group in enumerate(spec.entities):
         if not group.count:
             continue
         ends = group.start, group.start + group.count * group.size
@@ -144,29 +144,29 @@ def _entities(graph: _Graph, params: entities.Parameters) -> None:
         largest = graph("ReduceMax", graph("Abs", seen), axes=[2], keepdims=1)
         zero = graph.constant(np.float32(0))
         there = graph("Cast", graph("Greater", largest, zero), to=TensorProto.FLOAT)
-        things[g] = graph("Mul", graph("Relu", linear(seen, f"encoders.{g}")), there)
-        parts.append(graph("ReduceSum", things[g], graph.constant([1]), keepdims=0))
+        entities[g] = graph("Mul", graph("Relu", linear(seen, f"encoders.{g}")), there)
+        parts.append(graph("ReduceSum", entities[g], graph.constant([1]), keepdims=0))
         rows.append(of_parts[1 + g])
     named["core.weight"] = np.concatenate(rows)
     core = graph("Relu", linear(graph("Concat", *parts, axis=1), "core"))
 
     values: list[str] = []
     order: list[int] = []  # the actions that they are of
-    acted_on = [g for g, group in enumerate(spec.things) if group.actions is not None]
+    acted_on = [g for g, group in enumerate(spec.entities) if group.actions is not None]
     for s, g in enumerate(acted_on):
-        if g not in things:
+        if g not in entities:
             continue
         weights = {
             name: graph.constant(named[f"scorers.{s}.{name}"], f"scorers.{s}.{name}")
             for name in ("core_weight", "thing_weight", "bias")
         }
         from_core = graph.linear(core, weights["core_weight"], weights["bias"])
-        from_thing = graph("MatMul", things[g], weights["thing_weight"])
+        from_thing = graph("MatMul", entities[g], weights["thing_weight"])
         both = graph("Add", graph("Unsqueeze", from_core, graph.constant([1])), from_thing)
         scores = linear(graph("Relu", both), f"scorers.{s}.output")  # (B, n, 1)
         values.append(graph("Squeeze", scores, graph.constant([2])))
-        first = spec.things[g].actions or 0
-        order += range(first, first + spec.things[g].count)
+        first = spec.entities[g].actions or 0
+        order += range(first, first + spec.entities[g].count)
     if plain := [action for action in range(spec.n_actions) if action not in order]:
         values.append(linear(core, "plain"))
         order += plain

@@ -41,7 +41,7 @@ SUMMARY = (
     *(f"win_rate{model}" for model in MODELS),
     *(f"late_win_rate{model}" for model in MODELS),
     *(f"late_win_rate{model}_half_width_95" for model in MODELS),
-    *("anchored_seeds", "epsilon_budget", "budget_view", "stopped_by_budget"),
+    *("anchored_seeds", "epsilon_budget", "budget_observer", "stopped_by_budget"),
     *EPSILONS,
 )
 BY_SEED = tuple(f"late_win_rate{model}_by_seed" for model in MODELS)
@@ -57,7 +57,7 @@ SETTINGS = (
     *("exploration_start", "exploration_end", "exploration_steps", "precision", "modulus"),
     # differential privacy
     *("noise_multiplier", "clip_norm", "clipping", "delta", "relation", "randomness"),
-    *("epsilon_budget", "budget_view", "anchor", "anchor_threshold", "anchor_penalty"),
+    *("epsilon_budget", "budget_observer", "anchor", "anchor_threshold", "anchor_penalty"),
     # evaluation
     *("eval_every", "eval_episodes"),
 )

@@ -33,7 +33,7 @@ RELATIONS = {
     "add-or-remove": "the episode never happened in one of the two streams",
     "replace-one": "another episode stands in its place, or another record of one agent",
 }
-VIEWS = ("team", "agent")  # the proven one first
+OBSERVERS = ("team", "agent")  # the proven one first
 NO_NOISE = 0.05  # below this multiplier ε is in the hundreds at once, and called infinite
 ORDERS = [*(1 + x / 4 for x in range(1, 44)), *range(12, 64)]  # of Rényi divergence
 # The program's noise is not a real Gaussian, but close enough to one to say by how much

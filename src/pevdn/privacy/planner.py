@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.config.settings import STEPS, default_delta, quarter
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import VIEWS, Mechanism
+from pevdn.privacy.accounting import OBSERVERS, Mechanism
 
 if TYPE_CHECKING:
     from pevdn.config.settings import Config
@@ -27,7 +27,7 @@ UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps
 STEP = 1e-3  # noise multipliers are found to this accuracy, rounded up
 LARGEST_NOISE = 1e4
-VIEW_LABELS = {"team": "team view (proven)", "agent": "agent view (conditional)"}
+OBSERVER_LABELS = {"team": "team view (proven)", "agent": "agent view (conditional)"}
 COARSE = 8.0  # a grid for searching and drawing: a tenth of the time, ε overstated by some 0.02
 
 
@@ -166,7 +166,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "teammate": accounting.TEAMMATE,
     }
     if plan.relation == "zero-out":
-        for view in VIEWS:
+        for view in OBSERVERS:
             document[f"epsilon_{view}_rdp"] = plan.mechanism.epsilon(plan.exposure, view, "rdp")
     settings = ("buffer_size", "batch_size", "throughput", "agents", "update_every", "steps")
     return document | {name: getattr(plan, name) for name in settings}
@@ -243,8 +243,8 @@ def largest_batch(plan: Plan, target: float, view: str) -> Plan:
 def _check_target(target: float, view: str) -> None:
     if not 0 < target < math.inf:
         raise UsageError(f"target_epsilon is {target:g}, but must be a number above 0.")
-    if view not in VIEWS:
-        raise unknown("view", view, VIEWS, "A teammate has no ε to aim at.")
+    if view not in OBSERVERS:
+        raise unknown("view", view, OBSERVERS, "A teammate has no ε to aim at.")
 
 
 def draw(plan: Plan, path: Path) -> None:
@@ -263,10 +263,10 @@ def draw(plan: Plan, path: Path) -> None:
         (by_batch, "batch_size", batches, plan.batch_size),
     )
     for axes, name, values, here in panels:
-        for view, colour in zip(VIEWS, ("C3", "C0"), strict=True):
+        for view, colour in zip(OBSERVERS, ("C3", "C0"), strict=True):
             plans = [dataclasses.replace(plan, **{name: value}) for value in values]
             curve = [tried.epsilon(view, COARSE) for tried in plans]
-            axes.plot(values, curve, color=colour, marker=".", label=VIEW_LABELS[view])
+            axes.plot(values, curve, color=colour, marker=".", label=OBSERVER_LABELS[view])
         axes.axvline(here, color="0.7", linewidth=1, zorder=0)
         axes.set(xscale="log", yscale="log", xlabel=name)
         axes.grid(alpha=0.3, which="both")

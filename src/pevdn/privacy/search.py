@@ -20,7 +20,7 @@ from typing import Any
 
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import NO_NOISE, VIEWS
+from pevdn.privacy.accounting import NO_NOISE, OBSERVERS
 from pevdn.privacy.planner import Plan
 
 NUMBERS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # of runs, by shape η
@@ -74,6 +74,6 @@ def report(plan: Plan, runs: Sequence[int]) -> list[dict[str, Any]]:
             "all": all_looked_at([plan] * k, view, plan.delta),
             **{number: best_looked_at(plan, k, view, number) for number in NUMBERS},
         }
-        for view in VIEWS
+        for view in OBSERVERS
         for k in runs
     ]

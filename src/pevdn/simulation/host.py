@@ -1,7 +1,7 @@
 """The same training with the replay buffers in the memory of the host, for large teams.
 
 Dense buffers of a large team fit into no memory. Here the host goes through Algorithm 1: it calls
-the compiled steps of `Simulation` one by one, keeps what was played in one `HostReplay` per agent,
+the compiled steps of `Simulation` one by one, keeps episodes in one `PackedReplay` per agent,
 and hands the episodes of a minibatch back, part by part. All mathematics, random keys included,
 are `Simulation`'s, and so is the only line where agents meet (in `Simulation._learn`).
 `privacy.dataflow` follows `Simulation.advance`, which is made of the same steps; the lines of the
@@ -25,21 +25,21 @@ from jax import Array
 from pevdn.agent import replay
 from pevdn.agent.learning import Learner
 from pevdn.agent.networks import Parameters
-from pevdn.agent.packed_replay import HostReplay
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
 from pevdn.config.settings import MOST, Config
 from pevdn.simulation.program import Played, Simulation, State, split_keys
-from pevdn.worlds.base import HostedWorld, World
+from pevdn.worlds.base import ExternalWorld, World
 
 Sums = tuple[tuple[Parameters, ...], Array]  # of gradients by kind, and the largest refused message
 
 
-def simulation_for(world: World | HostedWorld, config: Config) -> Simulation:
+def simulation_for(world: World | ExternalWorld, config: Config) -> Simulation:
     """The runtime that the world and the setting `buffer` ask for."""
     from pevdn.simulation.hosted import HostedHostSimulation, HostedSimulation
 
     on_host = config.settings.buffer == "host"
-    if isinstance(world, HostedWorld):
+    if isinstance(world, ExternalWorld):
         return (HostedHostSimulation if on_host else HostedSimulation)(world, config)
     return (HostSimulation if on_host else Simulation)(world, config)
 
@@ -60,11 +60,11 @@ class SteppedSimulation(Simulation):
 class HostSimulation(SteppedSimulation):
     """A simulation whose episodes are in `replays`, beside the state and not in it."""
 
-    def __init__(self, world: World | HostedWorld, config: Config) -> None:
+    def __init__(self, world: World | ExternalWorld, config: Config) -> None:
         super().__init__(world, config)
         size = config.settings.buffer_size
         self.replays = {  # by kind, lane and agent
-            (k, lane, n): HostReplay(size)
+            (k, lane, n): PackedReplay(size)
             for k, kind in enumerate(self.team.kinds)
             for lane in range(config.seeds)
             for n in range(len(kind.members))

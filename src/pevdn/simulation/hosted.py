@@ -29,9 +29,9 @@ from pevdn.config.settings import Config
 from pevdn.errors import UsageError, WorldFault
 from pevdn.simulation.host import HostSimulation, SteppedSimulation
 from pevdn.simulation.program import Played, Score, State, score_of, split_keys
-from pevdn.simulation.workers import RESET, STEP, Copies, Fault
-from pevdn.worlds.base import AgentSpec, HostedWorld
-from pevdn.worlds.hosted import unstoppable
+from pevdn.worlds.base import AgentSpec, ExternalWorld
+from pevdn.worlds.external import unstoppable
+from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 COPIES_A_CORE = 4  # so many share the cost of one call that chooses their actions
 
@@ -88,7 +88,7 @@ class HostedSimulation(SteppedSimulation):
 
     at_once = 1  # so that a world that fails leaves the state of the iteration before
 
-    def __init__(self, world: HostedWorld, config: Config) -> None:
+    def __init__(self, world: ExternalWorld, config: Config) -> None:
         super().__init__(unstoppable(world) if config.private else world, config)
         wanted = config.settings.envs
         if world.copies is not None and wanted > world.copies:
@@ -104,8 +104,8 @@ class HostedSimulation(SteppedSimulation):
         self._playing: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     @cached_property
-    def copies(self) -> Copies:
-        return Copies(self.world, self.n_copies, self.settings.world_timeout)
+    def copies(self) -> WorkerPool:
+        return WorkerPool(self.world, self.n_copies, self.settings.world_timeout)
 
     def close(self) -> None:
         if "copies" in self.__dict__:

@@ -34,7 +34,7 @@ from pevdn.privacy.mechanism import Release
 from pevdn.privacy.randomness import like_origins
 from pevdn.simulation import recording as tape
 from pevdn.simulation.team import Team
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step, World
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step, World
 
 PART = 8  # episodes; more fill the cache, fewer leave the products too small
 
@@ -179,7 +179,7 @@ class Simulation:
 
     at_once = MOST  # iterations that one call of `advance` may make
 
-    def __init__(self, world: World | HostedWorld, config: Config) -> None:
+    def __init__(self, world: World | ExternalWorld, config: Config) -> None:
         self.world: Any = world
         self.config = config
         self.team = Team.of(world.agents)

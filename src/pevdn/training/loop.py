@@ -29,7 +29,7 @@ from pevdn.training.progress import Moment, Observer, Silent
 if TYPE_CHECKING:
     from pevdn.privacy.ledger import Ledger
     from pevdn.training.checkpoint import Checkpoints
-    from pevdn.worlds.base import HostedWorld, World
+    from pevdn.worlds.base import ExternalWorld, World
 
 
 class MessageRefused(PevdnError):
@@ -69,7 +69,7 @@ def begin(
     out: str | Path | None = None,
     observer: Observer | None = None,
     devices: int | str = 1,
-    given: World | HostedWorld | None = None,
+    given: World | ExternalWorld | None = None,
 ) -> Run:
     """Train what a checked configuration asks for, in a new directory; in the world given if any.
 
@@ -169,11 +169,11 @@ def _memory_errors(path: Path) -> Iterator[None]:
 
 def _with_randomness(config: Config, world: Any, given: bool) -> Config:
     """The configuration with randomness=auto decided: episodes from outside may be somebody's."""
-    from pevdn.worlds.base import HostedWorld
+    from pevdn.worlds.base import ExternalWorld
 
     if config.settings.randomness != "auto":
         return config
-    outside = given or isinstance(world, HostedWorld)
+    outside = given or isinstance(world, ExternalWorld)
     chosen = "os" if config.private and outside else "seed"
     return dataclasses.replace(
         config, settings=dataclasses.replace(config.settings, randomness=chosen)
@@ -638,12 +638,12 @@ def affordable(config: Config, n_agents: int) -> int | None:
 
     mechanism = Plan.of(config, n_agents).mechanism
     most = 4 * s.buffer_size  # more than any run that is not killed all the time
-    found = mechanism.affordable(s.epsilon_budget, s.budget_view, most)
+    found = mechanism.affordable(s.epsilon_budget, s.budget_observer, most)
     if found == 0:
-        first = mechanism.epsilon(1, s.budget_view)
+        first = mechanism.epsilon(1, s.budget_observer)
         raise UsageError(
             f"epsilon_budget is {s.epsilon_budget:g}, but the first update already costs "
-            f"{first:.3g} in the {s.budget_view} view; raise the budget or noise_multiplier "
+            f"{first:.3g} in the {s.budget_observer} view; raise the budget or noise_multiplier "
             f"(now {s.noise_multiplier:g})."
         )
     return found

@@ -136,7 +136,7 @@ def summarise(
         summary["guarantee"] = guarantee(config)
         if config.settings.epsilon_budget:
             summary["epsilon_budget"] = config.settings.epsilon_budget
-            summary["budget_view"] = config.settings.budget_view
+            summary["budget_observer"] = config.settings.budget_observer
             summary["stopped_by_budget"] = progress.budget_spent
     device = jax.local_devices()[0]
     summary |= {
@@ -179,7 +179,7 @@ def describe(summary: dict[str, Any]) -> str:
     if summary.get("stopped_by_budget"):
         lines.append(
             f"budget   training stopped at {summary['env_steps']:,} of {summary['steps']:,} steps: "
-            f"another update would take ε {summary['budget_view']} above "
+            f"another update would take ε {summary['budget_observer']} above "
             f"{summary['epsilon_budget']:g}"
         )
     lines.append(

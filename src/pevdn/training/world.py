@@ -16,29 +16,29 @@ from pevdn.storage.files import write_atomically
 from pevdn.training.directory import Run
 
 if TYPE_CHECKING:
-    from pevdn.worlds.base import HostedWorld, World
+    from pevdn.worlds.base import ExternalWorld, World
 
 FILE = "world.json"
 
 
-def find(env: Any) -> World | HostedWorld:
+def find(env: Any) -> World | ExternalWorld:
     """The world with this id, or of this object."""
     from pevdn import worlds
 
     return worlds.adopt(env)
 
 
-def keep(path: Path, world: World | HostedWorld, given: bool) -> None:
+def keep(path: Path, world: World | ExternalWorld, given: bool) -> None:
     """Write world.json, if it will be needed; `given` says that the world was an object."""
-    from pevdn.worlds.base import HostedWorld
+    from pevdn.worlds.base import ExternalWorld
 
-    if given or isinstance(world, HostedWorld):
+    if given or isinstance(world, ExternalWorld):
         agents = [dataclasses.asdict(spec) for spec in world.agents]
         document = {"given": given, "max_steps": world.max_steps, "agents": agents}
         write_atomically(path / FILE, json.dumps(document, indent=2) + "\n")
 
 
-def again(run: Run, env: Any = None) -> World | HostedWorld:
+def again(run: Run, env: Any = None) -> World | ExternalWorld:
     """The world to play in; a run in an object needs the object again."""
     kept, name = _kept(run), run.config.env
     if kept is not None and kept[1] and env is None:
@@ -54,15 +54,15 @@ def again(run: Run, env: Any = None) -> World | HostedWorld:
     return world
 
 
-def outline(run: Run) -> World | HostedWorld:
+def outline(run: Run) -> World | ExternalWorld:
     """As much of a world as it takes to load what was learnt; where possible without the world."""
     kept = _kept(run)
     return find(run.config.env) if kept is None else kept[0]
 
 
-def _kept(run: Run) -> tuple[HostedWorld, bool] | None:
+def _kept(run: Run) -> tuple[ExternalWorld, bool] | None:
     """What world.json says, and whether the world was an object."""
-    from pevdn.worlds.base import AgentSpec, HostedWorld, Things
+    from pevdn.worlds.base import AgentSpec, EntityGroup, ExternalWorld
 
     path = run.path / FILE
     if not path.exists():
@@ -74,10 +74,10 @@ def _kept(run: Run) -> tuple[HostedWorld, bool] | None:
     try:
         found = json.loads(path.read_text())
         agents = tuple(
-            AgentSpec(**{**spec, "things": tuple(Things(**x) for x in spec["things"])})
+            AgentSpec(**{**spec, "entities": tuple(EntityGroup(**x) for x in spec["entities"])})
             for spec in found["agents"]
         )
-        world = HostedWorld(run.config.env, agents, int(found["max_steps"]), absent)
+        world = ExternalWorld(run.config.env, agents, int(found["max_steps"]), absent)
         return world, bool(found["given"])
     except (ValueError, KeyError, TypeError) as problem:
         reason = " ".join(str(problem).split())

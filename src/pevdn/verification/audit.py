@@ -42,7 +42,7 @@ from pevdn.config.settings import Config, Settings, number
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.exchange.alone import alone
 from pevdn.privacy import planner
-from pevdn.privacy.accounting import VIEWS, Mechanism
+from pevdn.privacy.accounting import OBSERVERS, Mechanism
 from pevdn.simulation.program import Simulation, State, each_agent
 from pevdn.simulation.team import Team
 from pevdn.training.progress import Observer, Silent
@@ -158,7 +158,7 @@ def audit(
         noises = [plan.noise_multiplier]
     else:
         noises = [planner.smallest_noise(plan, e, "agent").noise_multiplier for e in targets]
-    significance = (1 - CONFIDENCE) / (len(VIEWS) * len(noises))
+    significance = (1 - CONFIDENCE) / (len(OBSERVERS) * len(noises))
     bound = partial(lower_bound, significance=significance, delta=base.delta, seed=seed)
     fresh = jax.jit(Simulation(world, base).start, compiler_options=QUICK)(jnp.array([seed]))
     for noise in noises:
@@ -175,7 +175,7 @@ def audit(
         )
         sim = Watched(world, real)
         exposure, with_it, without = _scores(sim, claim, fresh, plan.exposure, trials, seed)
-        for view in VIEWS:
+        for view in OBSERVERS:
             claimed = mechanism.epsilon(exposure, view)
             held_in, held_out = getattr(with_it, view), getattr(without, view)
             found = bound(held_in, held_out)

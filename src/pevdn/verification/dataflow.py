@@ -36,7 +36,7 @@ from pevdn.exchange import Exchange, Opened
 from pevdn.simulation.program import Simulation, State
 from pevdn.simulation.team import Kind, Team
 from pevdn.worlds.base import Step, World
-from pevdn.worlds.hosted import inside
+from pevdn.worlds.external import inside
 
 
 class Source(NamedTuple):

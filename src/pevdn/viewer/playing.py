@@ -19,7 +19,7 @@ from pevdn.simulation.program import split_keys
 from pevdn.training.loop import evaluation_keys
 from pevdn.viewer import styles as looks
 from pevdn.viewer.recording import PlayedStep, View
-from pevdn.worlds.base import HostedWorld, HostEnv, Step, World
+from pevdn.worlds.base import ExternalEnv, ExternalWorld, Step, World
 
 
 class Stage(Protocol):
@@ -34,9 +34,9 @@ class Stage(Protocol):
     def close(self) -> None: ...
 
 
-def stage_for(world: World | HostedWorld, episode: int) -> Stage:
+def stage_for(world: World | ExternalWorld, episode: int) -> Stage:
     key = split_keys(evaluation_keys(jnp.zeros(1, jnp.int32), 2**31 - 1), episode + 1)[0, episode]
-    if isinstance(world, HostedWorld):
+    if isinstance(world, ExternalWorld):
         return HostStage(world, key)
     return CompiledStage(world, key)
 
@@ -71,10 +71,10 @@ class CompiledStage:
 class HostStage:
     """A world outside of JAX: it draws itself, or its actions are shown as a table."""
 
-    def __init__(self, world: HostedWorld, key: jax.Array) -> None:
+    def __init__(self, world: ExternalWorld, key: jax.Array) -> None:
         first = jax.random.fold_in(key, world.max_steps)
         self._seed = int(episode_seed(first))
-        build: Callable[..., HostEnv] = world.build
+        build: Callable[..., ExternalEnv] = world.build
         drawable = "drawn" in inspect.signature(build).parameters
         self._copy = build(drawn=True) if drawable else build()
         self._draw = getattr(self._copy, "render", None)

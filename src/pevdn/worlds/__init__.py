@@ -14,7 +14,7 @@ from pevdn.errors import UsageError, unknown
 from pevdn.worlds.maps import BATTLE_MAPS, JAXMARL_GAMES, JAXMARL_REFUSED, STOCK_LIMIT, TOY_GAMES
 
 if TYPE_CHECKING:
-    from pevdn.worlds.base import HostedWorld, World
+    from pevdn.worlds.base import ExternalWorld, World
 
 FAMILIES = {
     "jaxmarl": "a cooperative world of JaxMARL",
@@ -65,7 +65,7 @@ def team_size(world_id: str) -> int:
 def make(world_id: str) -> Any:
     """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id.
 
-    It is a `World` or, for StarCraft II and PettingZoo, a `HostedWorld`.
+    It is a `World` or, for StarCraft II and PettingZoo, a `ExternalWorld`.
     """
     family, _, name = world_id.partition(":")
     if family == "pettingzoo":
@@ -97,7 +97,7 @@ def make(world_id: str) -> Any:
 
 def adopt(
     env: Any, *, max_steps: int | None = None, team_reward: str = "sum"
-) -> World | HostedWorld:
+) -> World | ExternalWorld:
     """The world of an object, or of a function or class that makes one.
 
     An object is played as the one copy there is, and is not closed. Who makes it can have copies

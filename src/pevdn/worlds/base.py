@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from pevdn.worlds.interface import AgentSpec, Things
+from pevdn.worlds.interface import AgentSpec, EntityGroup
 
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["AgentSpec", "HostEnv", "HostedWorld", "Step", "Things", "World", "host_step"]
+__all__ = ["AgentSpec", "EntityGroup", "ExternalEnv", "ExternalWorld", "Step", "World", "host_step"]
 
 
 class Step(NamedTuple):
@@ -68,7 +68,7 @@ class World(Protocol):
         ...
 
 
-class HostEnv(Protocol):
+class ExternalEnv(Protocol):
     """One copy of a world outside of JAX: it keeps its own state, and its arrays are numpy's.
 
     A copy that can be drawn also has `render()`, a picture (height, width, 3) of uint8.
@@ -86,12 +86,12 @@ class HostEnv(Protocol):
 
 
 @dataclass(frozen=True)
-class HostedWorld:
+class ExternalWorld:
     """A world outside of JAX: what the team needs to know of it, and how a copy is made."""
 
     name: str
     agents: tuple[AgentSpec, ...]
     max_steps: int
-    build: Callable[..., HostEnv]  # can be pickled, unless there is one copy at most; takes
+    build: Callable[..., ExternalEnv]  # can be pickled, unless there is one copy at most; takes
     # drawn=True for a copy that can be drawn, if the world can
     copies: int | None = None  # the most that can exist side by side; None: any number

@@ -11,8 +11,8 @@ import numpy as np
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.worlds import adopt
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step, World
-from pevdn.worlds.hosted import problem_of
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step, World
+from pevdn.worlds.external import problem_of
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 SEEDS = 8  # tried until two of them differ
@@ -52,7 +52,7 @@ def check_env(env: Any, *, episodes: int = 5, seed: int = 0) -> Checked:
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}, but must be at least 1")
     world = adopt(env)
-    copy: Any = world.build() if isinstance(world, HostedWorld) else _Stepwise(world)
+    copy: Any = world.build() if isinstance(world, ExternalWorld) else _Stepwise(world)
     try:
         checks = tuple(_checks(world, copy, episodes, seed))
     finally:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Things:
-    """Like things in an observation, one after the other; one that is all zeros is not seen."""
+class EntityGroup:
+    """Like entities in an observation, one after the other; one that is all zeros is not seen."""
 
     start: int  # where the first begins
     count: int
@@ -21,4 +21,4 @@ class AgentSpec:
 
     observation_size: int
     n_actions: int
-    things: tuple[Things, ...] = ()  # what is known of how an observation is made
+    entities: tuple[EntityGroup, ...] = ()  # what is known of how an observation is made

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.errors import UsageError, unknown
-from pevdn.worlds.base import AgentSpec, Step, Things
+from pevdn.worlds.base import AgentSpec, EntityGroup, Step
 from pevdn.worlds.maps import JAXMARL_GAMES
 from pevdn.worlds.quiet import alone, silence
 
@@ -50,7 +50,7 @@ class Rules(NamedTuple):
     limit: Callable[[Any], int]  # steps of the longest episode
     clocked: bool  # every episode ends by the clock
     won: Callable[[Any, State], Array]
-    things: Callable[[Any], tuple[Things, ...]] = lambda env: ()  # in everyone's observation
+    entities: Callable[[Any], tuple[EntityGroup, ...]] = lambda env: ()  # in everyone's observation
 
 
 class JaxmarlWorld:
@@ -65,9 +65,9 @@ class JaxmarlWorld:
         self._env = _environment(self.name, self._rules, _options(game, query))
         self.max_steps = self._rules.limit(self._env)
         seen, _ = jax.eval_shape(self._env.reset, jax.random.key(0))
-        things = self._rules.things(self._env)
+        entities = self._rules.entities(self._env)
         self.agents = tuple(
-            AgentSpec(math.prod(seen[a].shape), int(self._env.action_space(a).n), things)
+            AgentSpec(math.prod(seen[a].shape), int(self._env.action_space(a).n), entities)
             for a in self._env.agents
         )
 
@@ -147,10 +147,10 @@ def _longest_hanabi(env: Any) -> int:
 PARTICLE_STEPS = 25
 
 
-def _landmarks_and_others(env: Any) -> tuple[Things, ...]:
+def _landmarks_and_others(env: Any) -> tuple[EntityGroup, ...]:
     """In spread: where they are, as seen from the agent; its own four numbers come first."""
     n = env.num_agents
-    return Things(4, n, 2), Things(4 + 2 * n, n - 1, 2)
+    return EntityGroup(4, n, 2), EntityGroup(4 + 2 * n, n - 1, 2)
 
 
 def _particles(place: str, won: Callable[[Any, State], Array], **more: Any) -> Rules:
@@ -187,7 +187,7 @@ def _told(env: Any) -> int:
 
 RULES: dict[str, Rules] = {
     "MPE_simple_spread_v3": _particles(
-        "simple_spread.SimpleSpreadMPE", _every_landmark, things=_landmarks_and_others
+        "simple_spread.SimpleSpreadMPE", _every_landmark, entities=_landmarks_and_others
     ),
     "MPE_simple_reference_v3": _particles("simple_reference.SimpleReferenceMPE", _own_landmarks),
     "MPE_simple_speaker_listener_v4": _particles(

@@ -11,25 +11,25 @@ from typing import Any
 
 from pevdn.errors import UsageError
 from pevdn.worlds import arguments, starcraft
-from pevdn.worlds.base import HostedWorld, World
+from pevdn.worlds.base import ExternalWorld, World
 from pevdn.worlds.pettingzoo_worlds import TURN_BY_TURN, ParallelTeam
 from pevdn.worlds.starcraft import StarCraftTeam
 
 Team = ParallelTeam | StarCraftTeam
 
 ACCEPTED = (
-    "a world is an id such as 'smax-sc2:3m', a pevdn World or HostedWorld, a parallel environment "
-    "of PettingZoo, an object with the interface of SMAC's StarCraft2Env, or a function or class "
+    "a world is an id such as 'smax-sc2:3m', a pevdn World or ExternalWorld, a PettingZoo parallel "
+    "environment, an object with the interface of SMAC's StarCraft2Env, or a function or class "
     "that makes one of the last two"
 )
 
 
-def adopt(env: Any, max_steps: int | None, team_reward: str) -> World | HostedWorld:
+def adopt(env: Any, max_steps: int | None, team_reward: str) -> World | ExternalWorld:
     """The world of an object; see `pevdn.worlds.adopt`."""
-    if isinstance(env, HostedWorld):
+    if isinstance(env, ExternalWorld):
         return env
     if (team := _wrapped(env, max_steps, team_reward, ours=False)) is not None:
-        return HostedWorld(team.name, team.agents, team.max_steps, _Kept(team), copies=1)
+        return ExternalWorld(team.name, team.agents, team.max_steps, _Kept(team), copies=1)
     if isinstance(env, World) and not isinstance(env, type):
         return env
     if callable(env):
@@ -63,7 +63,7 @@ def _wrapped(env: Any, max_steps: int | None, team_reward: str, ours: bool) -> T
 
 def _made_by(
     factory: Callable[..., Any], max_steps: int | None, team_reward: str
-) -> World | HostedWorld:
+) -> World | ExternalWorld:
     named = getattr(factory, "__qualname__", repr(factory))
     try:
         pickle.dumps(factory)
@@ -75,7 +75,7 @@ def _made_by(
     build = functools.partial(_build, factory, max_steps, team_reward)
     team = build()
     team.close()
-    return HostedWorld(team.name, team.agents, team.max_steps, build)
+    return ExternalWorld(team.name, team.agents, team.max_steps, build)
 
 
 def _build(

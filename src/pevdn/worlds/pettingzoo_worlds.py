@@ -35,7 +35,7 @@ import numpy as np
 
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.worlds import arguments
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step, host_step
+from pevdn.worlds.base import AgentSpec, ExternalWorld, Step, host_step
 from pevdn.worlds.quiet import silence
 
 TEAM_REWARDS = ("sum", "mean", "common")
@@ -271,7 +271,7 @@ def _refuse_unfit(env: Any, name: str) -> None:
 # ---- making one ------------------------------------------------------------------------------
 
 
-def make(world_id: str) -> HostedWorld:
+def make(world_id: str) -> ExternalWorld:
     """The world of an id, of which one copy is made to see what it is like."""
     module, _, query = world_id.partition(":")[2].partition("?")
     given = arguments.parse(query)
@@ -287,7 +287,7 @@ def make(world_id: str) -> HostedWorld:
     build = functools.partial(_build, world_id, module, values, team_reward, max_steps)
     team = build()
     team.close()
-    return HostedWorld(world_id, team.agents, team.max_steps, build)
+    return ExternalWorld(world_id, team.agents, team.max_steps, build)
 
 
 def _build(

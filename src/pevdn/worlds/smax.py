@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.errors import unknown
-from pevdn.worlds.base import AgentSpec, Step, Things
+from pevdn.worlds.base import AgentSpec, EntityGroup, Step
 from pevdn.worlds.maps import BATTLE_MAPS, STOCK_LIMIT
 from pevdn.worlds.quiet import alone, silence
 
@@ -87,13 +87,13 @@ class SmaxWorld:
         self._env = _environment(map_name, self.max_steps, starcraft_rules() if starcraft else {})
         size, moves = len(self._env.unit_features), self._env.num_movement_actions
         allies, enemies = len(self._env.agents) - 1, self._env.num_enemies
-        things = (
-            Things(0, allies, size),
-            Things(allies * size, enemies, size, actions=moves),
+        entities = (
+            EntityGroup(0, allies, size),
+            EntityGroup(allies * size, enemies, size, actions=moves),
         )
         self.agents = tuple(
             AgentSpec(
-                self._env.observation_spaces[a].shape[0], self._env.action_spaces[a].n, things
+                self._env.observation_spaces[a].shape[0], self._env.action_spaces[a].n, entities
             )
             for a in self._env.agents
         )

@@ -27,7 +27,7 @@ import numpy as np
 
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.worlds import arguments
-from pevdn.worlds.base import AgentSpec, HostedWorld, Step, Things, host_step
+from pevdn.worlds.base import AgentSpec, EntityGroup, ExternalWorld, Step, host_step
 from pevdn.worlds.maps import BATTLE_MAPS
 from pevdn.worlds.quiet import silence
 
@@ -49,13 +49,13 @@ class StarCraftTeam:
         name: str,
         *,
         max_steps: int | None = None,
-        things: tuple[Things, ...] = (),
+        entities: tuple[EntityGroup, ...] = (),
         ours: bool = True,
     ) -> None:
         self.env, self.name, self._ours = env, name, ours
         self._inner = getattr(env, "unwrapped", env)  # past what gymnasium has wrapped around it
         size, actions, self._n = _sizes(self._inner, name)
-        self.agents = (AgentSpec(size, actions, things),) * self._n
+        self.agents = (AgentSpec(size, actions, entities),) * self._n
         self.max_steps = max_steps or _clock(env, self._inner, name)
         self.seeded = "seed" in inspect.signature(env.reset).parameters
         self._crashes = 0
@@ -174,7 +174,7 @@ def _clock(env: Any, inner: Any, name: str) -> int:
 # ---- smac:MAP --------------------------------------------------------------------------------
 
 
-def make(world_id: str) -> HostedWorld:
+def make(world_id: str) -> ExternalWorld:
     """SMAC's world of an id; the game is started when a copy is first reset."""
     name, _, query = world_id.partition(":")[2].partition("?")
     smac = _imported(world_id, name)
@@ -186,14 +186,14 @@ def make(world_id: str) -> HostedWorld:
     _find_game(world_id, name, values.get("game_version"))
     build = functools.partial(_build, world_id, name, {"continuing_episode": True, **values})
     team = build()
-    return HostedWorld(world_id, team.agents, team.max_steps, build)
+    return ExternalWorld(world_id, team.agents, team.max_steps, build)
 
 
 def _build(world_id: str, name: str, values: dict[str, Any], drawn: bool = False) -> StarCraftTeam:
     smac = _imported(world_id, name)
     with silence():
         env = smac.env.StarCraft2Env(map_name=name, **values)
-    return StarCraftTeam(env, world_id, things=_things(env))
+    return StarCraftTeam(env, world_id, entities=_entities(env))
 
 
 def _imported(world_id: str, name: str) -> Any:
@@ -227,7 +227,7 @@ def _instead(name: str) -> str:
     return f"; or train on 'smax-sc2:{name}'" if name in BATTLE_MAPS else ""
 
 
-def _things(env: Any) -> tuple[Things, ...]:
+def _entities(env: Any) -> tuple[EntityGroup, ...]:
     """Enemies and allies in SMAC's observation, after what the unit knows of where it can move.
 
     An action is about one enemy each, but for the medivacs of MMM, which heal allies instead.
@@ -237,6 +237,6 @@ def _things(env: Any) -> tuple[Things, ...]:
     start = env.get_obs_move_feats_size()
     targets = None if env.map_type == "MMM" else env.n_actions_no_attack
     return (
-        Things(start, enemies, enemy_size, targets),
-        Things(start + enemies * enemy_size, allies, ally_size),
+        EntityGroup(start, enemies, enemy_size, targets),
+        EntityGroup(start + enemies * enemy_size, allies, ally_size),
     )

@@ -19,7 +19,7 @@ from pevdn.simulation.program import Simulation, each_agent
 from pevdn.training import world as environment
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
-from pevdn.worlds.hosted import inside
+from pevdn.worlds.external import inside
 
 BLOCK = 128  # episodes played at a time: the records of large teams are large
 EXPLORATION = 0.1

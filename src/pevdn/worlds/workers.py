@@ -1,4 +1,4 @@
-"""Copies of a world outside of JAX, stepped side by side in processes of their own.
+"""WorkerPool of a world outside of JAX, stepped side by side in processes of their own.
 
 A worker process holds a few copies. What a copy is told and what it gives are one row of memory
 that both processes see, and so is the number of turns begun; a word through a pipe ends a turn, and
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from pevdn.errors import UsageError
-from pevdn.worlds.base import AgentSpec, HostedWorld, HostEnv
-from pevdn.worlds.hosted import problem_of
+from pevdn.worlds.base import AgentSpec, ExternalEnv, ExternalWorld
+from pevdn.worlds.external import problem_of
 
 IDLE, RESET, STEP = range(3)
 GRACE = 5.0  # seconds that a world has to close
@@ -74,14 +74,14 @@ def row_type(agents: Sequence[AgentSpec]) -> np.dtype:
     )
 
 
-class Copies:
+class WorkerPool:
     """K copies of a world: fill in `rows` (K,), and in a `turn` each copy does what its row says.
 
     A copy is built when it is first told something. A world of which there is one copy at most is
     played in this process, since it may be an object that cannot leave it.
     """
 
-    def __init__(self, world: HostedWorld, count: int, timeout: float) -> None:
+    def __init__(self, world: ExternalWorld, count: int, timeout: float) -> None:
         here, kind = world.copies == 1, row_type(world.agents)
         size = 0 if here else min(count, os.cpu_count() or 1)
         context = multiprocessing.get_context("spawn")  # a fork would inherit JAX's locks
@@ -127,13 +127,13 @@ class Copies:
 
 
 class _Group:
-    """Copies in one process, and their rows."""
+    """WorkerPool in one process, and their rows."""
 
     def __init__(
-        self, build: Callable[[], HostEnv], agents: Sequence[AgentSpec], rows: np.ndarray
+        self, build: Callable[[], ExternalEnv], agents: Sequence[AgentSpec], rows: np.ndarray
     ) -> None:
         self.build, self.agents, self.rows = build, agents, rows
-        self.envs: dict[int, HostEnv] = {}
+        self.envs: dict[int, ExternalEnv] = {}
 
     def turn(self, note: Callable[[int], None] = lambda i: None) -> tuple[int, str] | None:
         """Obey all orders, or up to the first fault: whose it is, and what."""
@@ -248,7 +248,7 @@ def _blocked() -> Iterator[None]:
 
 
 @contextmanager
-def _as_main_for(world: HostedWorld) -> Iterator[None]:
+def _as_main_for(world: ExternalWorld) -> Iterator[None]:
     """Spare workers the parent's script, unless the world is built by something in it.
 
     They would import it anew, and a script that trains when it is imported would not survive that.
@@ -292,7 +292,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _work(
-    build: Callable[[], HostEnv],
+    build: Callable[[], ExternalEnv],
     agents: Sequence[AgentSpec],
     memory: Any,
     watch: Any,

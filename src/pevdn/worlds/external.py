@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pevdn.errors import UsageError
-from pevdn.worlds.base import HostedWorld, HostEnv, Step, World
+from pevdn.worlds.base import ExternalEnv, ExternalWorld, Step, World
 from pevdn.worlds.interface import AgentSpec
 
 
-def inside(world: World | HostedWorld, what: str) -> World:
+def inside(world: World | ExternalWorld, what: str) -> World:
     """The world, if it is inside of JAX, as `what` needs it."""
-    if isinstance(world, HostedWorld):
+    if isinstance(world, ExternalWorld):
         raise UsageError(
             f"world '{world.name}' is outside of JAX, but {what} needs one that compiles; take "
             "another, such as smax-sc2:3m."
@@ -23,7 +23,7 @@ def inside(world: World | HostedWorld, what: str) -> World:
     return world
 
 
-def unstoppable(world: HostedWorld) -> HostedWorld:
+def unstoppable(world: ExternalWorld) -> ExternalWorld:
     """The same world, for training with DP: no number that it gives stops the run.
 
     That an episode held NaN would become known without noise. Numbers that are not finite count as
@@ -36,17 +36,17 @@ def unstoppable(world: HostedWorld) -> HostedWorld:
 class Mending:
     """Builds copies of a world whose steps are mended."""
 
-    def __init__(self, build: Callable[..., HostEnv]) -> None:
+    def __init__(self, build: Callable[..., ExternalEnv]) -> None:
         self._build = build
 
-    def __call__(self, **how: Any) -> HostEnv:
+    def __call__(self, **how: Any) -> ExternalEnv:
         return Mended(self._build(**how))
 
 
 class Mended:
     """A copy of a world, and in front of it what mends its steps."""
 
-    def __init__(self, env: HostEnv) -> None:
+    def __init__(self, env: ExternalEnv) -> None:
         self._env = env
 
     def reset(self, seed: int) -> Step:
