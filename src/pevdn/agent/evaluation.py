@@ -1,4 +1,4 @@
-"""Which models of an agent are evaluated, which of them becomes the anchor, and what is reported."""
+"""Which models of an agent are evaluated, which becomes the anchor, and what is reported."""
 
 from __future__ import annotations
 

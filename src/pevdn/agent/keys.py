@@ -1,10 +1,10 @@
 """How random keys derive from each other: the one place, for both runtimes.
 
-    key of a lane ─┬─ training key ── one block after the other ─┬─ next block
-                   │                                             ├─ episodes (E,) ─┬─ reset
-                   └─ first parameters of the agents (N,)        │                 └─ steps: act, world
-                                                                 └─ updates (U, 4): coin, minibatch,
-                                                                    shares, noise of the agents (N,)
+    key of a lane ─┬─ first parameters of the agents (N,)
+                   └─ training key ─┬─ training key of the next block
+                                    ├─ episodes (E,) ─┬─ reset
+                                    │                 └─ every step: agents, world
+                                    └─ updates (U, 4): coin, minibatch, shares, noise (N,)
 
 Evaluations derive from the seed alone, apart from everything that training draws.
 Shapes: E episodes of a block, U updates that it calls for, N agents.
