@@ -29,7 +29,7 @@ import numpy as np
 from jaxmarl_vdn import jaxmarl_update
 
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.config.presets import PAPER
 from pevdn.simulation.program import Simulation, State, split_keys
 

@@ -77,7 +77,7 @@ def measure(rounds: int = 7, seconds: float = 2.0, **settings: Any) -> Speeds:
     import jax.numpy as jnp
 
     from pevdn._platform import compiler_options
-    from pevdn.config import settings as config
+    from pevdn.config import experiment as config
     from pevdn.simulation.host import simulation_for
 
     def jit(f: Any, *_: Any, donate: tuple[int, ...] = ()) -> Any:

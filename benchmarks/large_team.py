@@ -20,12 +20,13 @@ from pevdn import worlds
 from pevdn._platform import cache_compilations, peak_memory_bytes
 from pevdn.agent.packed_replay import unpack
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
+from pevdn.config.settings import MOST, Settings
 from pevdn.simulation.devices import Lanes
 from pevdn.simulation.host import HostSimulation
 
 ENV = "smax-sc2:27m_vs_30m"
-MANY = jnp.int32(config.MOST)
+MANY = jnp.int32(MOST)
 
 
 def lengthen(sim: HostSimulation, played: int) -> None:
@@ -57,7 +58,7 @@ def lengthen(sim: HostSimulation, played: int) -> None:
 
 def main() -> None:
     numbers = [int(word) for word in sys.argv[1:] if word.isdecimal()]
-    played, size = (numbers or [96])[0], config.Settings().buffer_size
+    played, size = (numbers or [96])[0], Settings().buffer_size
     settings = {"buffer": "host", "learning_starts": size, "exploration_end": 1.0}
     cache_compilations()
     sim = HostSimulation(worlds.make(ENV), config.make("pe-vdn-b", ENV, settings=settings))

@@ -9,7 +9,8 @@ import pytest
 from support import cli
 
 from pevdn.config import presets
-from pevdn.config import settings as config
+from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.settings import setting_fields
 from pevdn.privacy.planner import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +29,8 @@ def test_the_examples_for_python_run_as_written(tmp_path, monkeypatch, capsys):
 
 def test_every_setting_is_on_the_settings_page_with_its_default():
     page = (ROOT / "docs" / "settings.md").read_text()
-    private = config.ALGORITHMS["pe-vdn-c"].defaults
-    for name, field in config.setting_fields().items():
+    private = ALGORITHMS["pe-vdn-c"].defaults
+    for name, field in setting_fields().items():
         own = f" (`pe-vdn-c`: {private[name]})" if name in private else ""
         assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
 

@@ -7,7 +7,7 @@ import pytest
 from support import slow
 
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.simulation.program import Simulation
 from pevdn.training.loop import evaluation_keys
 

@@ -23,7 +23,8 @@ from support import PRIVATE, SMALL, cli, finish, python, train
 import pevdn
 from pevdn import worlds
 from pevdn.agent import networks
-from pevdn.config import settings as configuration
+from pevdn.config import experiment as configuration
+from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network.mind import Mind
 from pevdn.network.recovery import Journal
@@ -38,7 +39,7 @@ from pevdn.worlds.interface import AgentSpec, EntityGroup
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGE = EXAMPLES.parent / "docs" / "export.md"
-NETWORKS = configuration.setting_fields()["network"].metadata["choices"]
+NETWORKS = setting_fields()["network"].metadata["choices"]
 
 
 @pytest.fixture(scope="module")

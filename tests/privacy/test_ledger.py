@@ -30,7 +30,7 @@ from support import (
 )
 
 import pevdn
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import PevdnError, UsageError
 from pevdn.privacy import accounting
 from pevdn.privacy import ledger as ledgers

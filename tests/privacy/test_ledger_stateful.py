@@ -33,7 +33,7 @@ from support import PRIVATE, checkpoints_in, content
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import Interrupted, PevdnError, UsageError
 from pevdn.privacy.accounting import Mechanism, Spent
 from pevdn.privacy.ledger import FILE, HEAD, Ledger

@@ -20,9 +20,9 @@ from support import SMALL, assert_same_ending, cli, content, train
 
 import pevdn
 from pevdn import worlds
+from pevdn.config import experiment as config
 from pevdn.config import presets
-from pevdn.config import settings as config
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.errors import UsageError
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan

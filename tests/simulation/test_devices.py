@@ -16,7 +16,7 @@ import pytest
 from support import TIMES, Said, cli, finish, metrics_of, python, saved, train, train_arguments
 
 import pevdn
-from pevdn.config.settings import fingerprint
+from pevdn.config.experiment import fingerprint
 from pevdn.errors import Interrupted
 from pevdn.privacy.ledger import FILE, Ledger
 from pevdn.simulation.devices import Lanes

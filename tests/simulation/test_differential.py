@@ -42,7 +42,7 @@ from pevdn import worlds
 from pevdn.agent import learning
 from pevdn.agent import recurrent as network
 from pevdn.agent.entities import Parameters as EntityParameters
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.exchange import secret_shared
 from pevdn.privacy import gaussian, mechanism
 from pevdn.privacy.mechanism import Release

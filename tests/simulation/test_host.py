@@ -30,7 +30,7 @@ import pevdn
 from pevdn import worlds
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import PevdnError
 from pevdn.simulation.devices import Lanes
 from pevdn.simulation.host import HostSimulation

@@ -25,7 +25,7 @@ from support import PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of, python
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.host import simulation_for

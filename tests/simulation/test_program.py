@@ -13,7 +13,7 @@ from support import PRODUCTION, slow
 
 from pevdn import worlds
 from pevdn.agent import learning
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.privacy.planner import Plan
 from pevdn.simulation.program import Simulation, split_keys, where_lane
 from pevdn.simulation.team import Team

@@ -21,7 +21,7 @@ import pytest
 from scipy.stats import norm
 from support import Said, cli
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.privacy.accounting import epsilon
 from pevdn.simulation.program import Simulation, split_keys
 from pevdn.verification import audit

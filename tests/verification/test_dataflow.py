@@ -9,7 +9,7 @@ import pytest
 from jax.extend.core import Primitive
 
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.simulation.program import Simulation
 from pevdn.verification.dataflow import PUBLIC, Source, Walk, _mark, violations, watch
 from pevdn.worlds.toy import Coordination

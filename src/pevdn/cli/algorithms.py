@@ -7,7 +7,7 @@ from pevdn.cli.output import Json, print_json, print_table
 
 def main(as_json: Json = False) -> None:
     """List the algorithms: how the team's sum is formed, and what crosses between agents."""
-    from pevdn.config.settings import ALGORITHMS
+    from pevdn.config.algorithms import ALGORITHMS
 
     if as_json:
         print_json(

@@ -19,12 +19,12 @@ def main(
     as_json: Json = False,
 ) -> None:
     """List all settings that `--set` takes."""
-    from pevdn.config import presets
-    from pevdn.config import settings as config
+    from pevdn.config import algorithms, presets
+    from pevdn.config.settings import setting_fields
 
     chosen = presets.settings_of(preset, algorithm)
     name = presets.find(preset).algorithm if preset else algorithm
-    own = {**config.algorithm(name).defaults, **chosen} if name else {}
+    own = {**algorithms.find(name).defaults, **chosen} if name else {}
     rows = [
         {
             "name": field.name,
@@ -32,7 +32,7 @@ def main(
             "meaning": field.metadata["meaning"],
             "choices": list(field.metadata["choices"]),
         }
-        for field in config.setting_fields().values()
+        for field in setting_fields().values()
     ]
     if as_json:
         print_json(rows)

@@ -11,7 +11,7 @@ from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import needs_network
 
 if TYPE_CHECKING:
-    from pevdn.config.settings import Config
+    from pevdn.config.experiment import Config
     from pevdn.network.roster import Roster
 
 # What a team is asked for, also by `pevdn team up`.
@@ -72,7 +72,7 @@ def main(
 ) -> None:
     """Make the roster, certificates and private keys of a team of processes."""
     from pevdn.config import presets
-    from pevdn.config import settings as config
+    from pevdn.config.settings import parse_assignments
     from pevdn.errors import UsageError
 
     with needs_network():
@@ -82,7 +82,7 @@ def main(
             f"--seed is {seed}, but only a rehearsal is drawn from a seed; add --rehearsal, or "
             "leave --seed out."
         )
-    settings = config.parse_assignments(assignments or [])
+    settings = parse_assignments(assignments or [])
     wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
     presets.check_team(preset, settings, wanted)
     places = [_place(party) for party in parties]

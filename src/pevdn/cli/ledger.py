@@ -20,7 +20,7 @@ def main(
     run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
 ) -> None:
     """Check the ledger of a private run, and print the ε that it guarantees and has spent."""
-    from pevdn.config.settings import fingerprint
+    from pevdn.config.experiment import fingerprint
     from pevdn.errors import UsageError
     from pevdn.privacy import randomness
     from pevdn.privacy.accounting import TEAMMATE

@@ -39,10 +39,10 @@ def up(
 ) -> None:
     """Start a world and a party for each of its agents, and show how they are doing."""
     from pevdn.config import presets
-    from pevdn.config import settings as config
+    from pevdn.config.settings import parse_assignments
 
     local = _local()
-    settings = config.parse_assignments(assignments or [])
+    settings = parse_assignments(assignments or [])
     wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
     presets.check_team(preset, settings, wanted)
     folder = out or Path("runs") / f"team-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -47,11 +47,11 @@ def main(
 ) -> None:
     """Train a team and write a run directory: metrics, checkpoints, summary and curve."""
     from pevdn.config import presets
-    from pevdn.config import settings as config
+    from pevdn.config.settings import parse_assignments
     from pevdn.training import loop as run
     from pevdn.training.progress import observer
 
-    settings: dict[str, Any] = {**config.parse_assignments(assignments or [])}
+    settings: dict[str, Any] = {**parse_assignments(assignments or [])}
     if buffer is not None:
         settings["buffer"] = buffer
     if envs is not None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pevdn.config import settings as config
-from pevdn.config.settings import STEPS, Config
+from pevdn.config import algorithms
+from pevdn.config import experiment as config
+from pevdn.config.experiment import STEPS, Config
 from pevdn.errors import UsageError, unknown
 
 AGENTS = 3  # of smax-sc2:3m, the world of the paper's experiment
@@ -150,7 +151,7 @@ def find(name: str) -> Preset:
 def settings_of(preset: str | None, algorithm: str | None) -> Mapping[str, Any]:
     """What a preset sets; it has to be made for the algorithm, if one is named."""
     if algorithm is not None:
-        config.algorithm(algorithm)
+        algorithms.find(algorithm)
     if preset is None:
         return {}
     chosen = find(preset)

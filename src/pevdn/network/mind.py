@@ -23,7 +23,7 @@ from pevdn.agent.learning import Learner, Memo
 from pevdn.agent.networks import Parameters
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.exchange.secret_shared import Code, decode, encode, fits, saturate
 from pevdn.simulation.program import horizons_for, optimiser_for, part_for, rates_for, release_for
 from pevdn.worlds.interface import AgentSpec

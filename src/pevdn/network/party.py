@@ -29,8 +29,9 @@ from pevdn import worlds
 from pevdn.agent import acting, learning
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as configuration
-from pevdn.config.settings import fingerprint
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import fingerprint
+from pevdn.config.settings import MOST
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network import course as courses
 from pevdn.network import secure_sum as sums
@@ -553,7 +554,7 @@ class Party:
         summed = self.mind.gradient(self.learner, thought, total)
         chunk, ledger = None, self.ledger
         if ledger is not None:
-            chunk = ledger.reserve(course.round + 1, 1, [configuration.MOST], 1)
+            chunk = ledger.reserve(course.round + 1, 1, [MOST], 1)
         where = (course.round + 1, *self._of_block()[1:], self.index, self.agents)
         released = self.mind.release(summed, partial(self.draws.noise, *where))
         pull = s.anchor_penalty if course.anchored else 0.0

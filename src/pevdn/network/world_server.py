@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pevdn import worlds
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.course import block_size

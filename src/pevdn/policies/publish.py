@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pevdn
-from pevdn.config.settings import Config, fingerprint
+from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
 from pevdn.privacy import randomness

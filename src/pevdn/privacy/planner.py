@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pevdn.config.settings import STEPS, default_delta, quarter
+from pevdn.config.experiment import STEPS, default_delta, quarter
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
 
 if TYPE_CHECKING:
-    from pevdn.config.settings import Config
+    from pevdn.config.experiment import Config
 
 UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax import Array
 
-    from pevdn.config.settings import Config
+    from pevdn.config.experiment import Config
 
 MEANING = {
     "seed": (

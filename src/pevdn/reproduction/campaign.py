@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.errors import Interrupted, UsageError
 from pevdn.storage.files import whole_lines, write_atomically
 from pevdn.storage.signals import stop_requests

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pevdn.config.settings import Config, fingerprint
+from pevdn.config.experiment import Config, fingerprint
 from pevdn.privacy import accounting
 from pevdn.reproduction import paper, statistics
 from pevdn.reproduction.campaign import Arm

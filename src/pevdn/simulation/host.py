@@ -27,7 +27,8 @@ from pevdn.agent.learning import Learner
 from pevdn.agent.networks import Parameters
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import MOST, Config
+from pevdn.config.experiment import Config
+from pevdn.config.settings import MOST
 from pevdn.simulation.program import Played, Simulation, State, split_keys
 from pevdn.worlds.base import ExternalWorld, World
 

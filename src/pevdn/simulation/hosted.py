@@ -25,7 +25,7 @@ from pevdn._platform import compiler_options
 from pevdn.agent import learning, networks
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.errors import UsageError, WorldFault
 from pevdn.simulation.host import HostSimulation, SteppedSimulation
 from pevdn.simulation.program import Played, Score, State, score_of, split_keys

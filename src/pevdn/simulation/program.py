@@ -24,7 +24,8 @@ from pevdn.agent import acting, learning, networks, replay
 from pevdn.agent.learning import Learner, Memo, Rates
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import MOST, Config, Settings
+from pevdn.config.experiment import Config
+from pevdn.config.settings import MOST, Settings
 from pevdn.exchange import Exchange, central, indices
 from pevdn.exchange.alone import alone
 from pevdn.exchange.broadcast import broadcast

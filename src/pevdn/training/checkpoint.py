@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from pevdn.agent.learning import Learner
-from pevdn.config.settings import Config, fingerprint
+from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError
 from pevdn.privacy.randomness import generator
 from pevdn.simulation.host import HostSimulation

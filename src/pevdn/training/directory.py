@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError, UsageError
 from pevdn.storage.files import whole_lines, write_atomically
 from pevdn.storage.strict_json import from_json

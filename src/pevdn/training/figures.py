@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.training.summary import MODELS, by_seed, column
 
 if TYPE_CHECKING:
-    from pevdn.config.settings import Config
+    from pevdn.config.experiment import Config
     from pevdn.privacy.accounting import Spent
     from pevdn.training.directory import Run
 

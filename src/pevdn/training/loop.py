@@ -13,9 +13,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pevdn.config import experiment as configuration
 from pevdn.config import presets
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
+from pevdn.config.settings import MOST
 from pevdn.errors import Interrupted, PevdnError, UsageError, WorldFault
 from pevdn.privacy import randomness, secret
 from pevdn.storage.files import append, disk_errors, lock, make_private, write_atomically
@@ -379,7 +380,7 @@ class _Training:
 
         ledger, chunk = self.ledger, None
         most = min(most, self.simulation.at_once)
-        limit = [configuration.MOST] * self.config.seeds
+        limit = [MOST] * self.config.seeds
         if ledger is not None:
             if self._to_renew and ledger.up_to_date:
                 ledger.renew()

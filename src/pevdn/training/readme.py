@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.privacy import randomness
 from pevdn.storage.files import write_atomically
 

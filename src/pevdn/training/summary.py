@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pevdn import __version__
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.privacy import randomness
 from pevdn.privacy.accounting import RELATIONS
 

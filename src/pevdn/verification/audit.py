@@ -37,8 +37,9 @@ from pevdn._platform import cache_compilations
 from pevdn.agent import replay
 from pevdn.agent.learning import Learner
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config, Settings, number
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import Config
+from pevdn.config.settings import Settings, number
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.exchange.alone import alone
 from pevdn.privacy import planner

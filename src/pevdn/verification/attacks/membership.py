@@ -32,8 +32,8 @@ from jax import Array
 from pevdn.agent import learning, replay
 from pevdn.agent.learning import Learner
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError
 from pevdn.privacy import accounting, planner
 from pevdn.privacy.planner import least_noise
