@@ -19,7 +19,7 @@ from jax import Array
 
 from pevdn.agent import replay
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.worlds.interface import AgentSpec
 
 PART = 8  # episodes; more fill the cache, fewer leave the products too small

@@ -22,7 +22,8 @@ from pevdn.agent import acting, learning, networks
 from pevdn.agent.learning import Learner, Memo, Rates
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import Config, Settings
+from pevdn.config.experiment import Config
+from pevdn.config.settings import Settings
 from pevdn.worlds.interface import AgentSpec
 
 # Settings that may differ by lane: numbers that no shape and no branch of the program depends on.

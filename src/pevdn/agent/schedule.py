@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 
 Number = Any  # an int, or an integer array of one lane
 

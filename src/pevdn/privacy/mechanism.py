@@ -33,7 +33,8 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from pevdn.config.settings import Config, Settings
+from pevdn.config.experiment import Config
+from pevdn.config.settings import Settings
 from pevdn.exchange import sampling
 from pevdn.privacy import gaussian
 from pevdn.privacy.accounting import Mechanism

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pevdn.config.experiment import STEPS, default_delta, quarter
+from pevdn.config.experiment import STEPS, default_delta, quarter, updates_due
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
@@ -106,7 +106,7 @@ class Plan:
         is overwritten in the block that comes `buffer_size` episodes later, or less than a block
         after that. Every episode takes a step at least, which bounds a run of few steps.
         """
-        due = -(-self.parallel_episodes // self.update_every)
+        due = updates_due(self.parallel_episodes, self.update_every)
         block = due * self.update_every
         stay = -(-self.buffer_size // block)  # in blocks
         if self.steps is None:
