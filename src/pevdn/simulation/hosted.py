@@ -29,8 +29,9 @@ from pevdn.config.experiment import Config
 from pevdn.errors import UsageError, WorldFault
 from pevdn.simulation.host import HostSimulation, SteppedSimulation
 from pevdn.simulation.program import Played, Score, State, score_of, split_keys
-from pevdn.worlds.base import AgentSpec, ExternalWorld
+from pevdn.worlds.base import ExternalWorld
 from pevdn.worlds.external import unstoppable
+from pevdn.worlds.recording import EpisodeRecorder
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 COPIES_A_CORE = 4  # so many share the cost of one call that chooses their actions
@@ -41,46 +42,6 @@ Memories = tuple[tuple[Array, ...], tuple[Array, ...]]  # and last actions, by k
 def episode_seed(key: Array) -> Array:
     """What a world outside of JAX is reset with (31 bits), where one inside gets the key."""
     return (jax.random.bits(key, dtype=jnp.uint32) >> 1).astype(jnp.int32)
-
-
-class Record:
-    """M episodes on their way, and what was written down of them; zeros where nothing was.
-
-    `which` (n,) are episodes, `rows` (n,) what their copies have given.
-    """
-
-    def __init__(self, agents: Sequence[AgentSpec], M: int, T: int, record: bool) -> None:
-        N, steps = len(agents), T if record else 0
-        O, A = sum(a.observation_size for a in agents), sum(a.n_actions for a in agents)
-        self.record = record
-        self.t = np.zeros(M, np.int32)
-        self.total = np.zeros(M, np.float32)
-        self.won = np.zeros(M, bool)
-        self.seen = np.zeros((M, O), np.float32)
-        self.open = np.zeros((M, A), bool)
-        self.observations = np.zeros((M, steps + 1, O), np.float32)
-        self.available = np.zeros((M, steps + 1, A), bool)
-        self.actions = np.zeros((M, steps, N), np.int16)
-        self.rewards = np.zeros((M, steps), np.float32)
-        self.terminal = np.zeros((M, steps), bool)
-
-    def step(self, which: np.ndarray, rows: np.ndarray) -> None:
-        """They have made a step."""
-        t = self.t[which]
-        if self.record:
-            self.actions[which, t] = rows["actions"]
-            self.rewards[which, t] = rows["reward"]
-            self.terminal[which, t] = rows["done"] & ~rows["truncated"]
-        self.t[which] += 1
-        self.total[which] += rows["reward"]
-        self.won[which] |= rows["done"] & rows["won"]
-
-    def look(self, which: np.ndarray, rows: np.ndarray) -> None:
-        """They are where they see this, at their start or after a step."""
-        self.seen[which], self.open[which] = rows["observations"], rows["available"]
-        if self.record:
-            self.observations[which, self.t[which]] = rows["observations"]
-            self.available[which, self.t[which]] = rows["available"]
 
 
 class HostedSimulation(SteppedSimulation):
@@ -168,7 +129,7 @@ class HostedSimulation(SteppedSimulation):
         nothing is recorded.
         """
         (S, E), T, rows = keys.shape, self.world.max_steps, self.copies.rows
-        record = Record(self.world.agents, S * E, T, before is not None)
+        record = EpisodeRecorder(self.world.agents, S * E, T, before is not None)
         begin, decide = self._compile_playing(params, keys)
         seeds, memories = begin(params, keys)
         seeds = np.asarray(seeds).ravel()
@@ -217,7 +178,7 @@ class HostedSimulation(SteppedSimulation):
         when = f"at step {step} of" if step else "at the start of"
         return WorldFault(f"world '{self.world.name}' {what}, {when} {where} (reset with {seed})")
 
-    def _as_played(self, record: Record, shape: tuple[int, int]) -> Played:
+    def _as_played(self, record: EpisodeRecorder, shape: tuple[int, int]) -> Played:
         """Episodes as they are stored, by kind (S, N, E, T, ...); none if nothing was recorded."""
         S, E = shape
 
@@ -247,11 +208,11 @@ class HostedSimulation(SteppedSimulation):
                 self.team.kinds, self._observed, self._offered, strict=True
             )
         ]
-        return Played(tuple(episodes) if record.record else (), length, total, won)
+        return Played(tuple(episodes) if record.recording else (), length, total, won)
 
     def _like_played(self, shape: tuple[int, int]) -> Played:
         """A block of nothing, to compile for."""
-        record = Record(self.world.agents, shape[0] * shape[1], self.world.max_steps, True)
+        record = EpisodeRecorder(self.world.agents, shape[0] * shape[1], self.world.max_steps, True)
         return self._as_played(record, shape)
 
     def _columns(self, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -269,7 +230,7 @@ class HostedSimulation(SteppedSimulation):
         S, E = keys.shape
         if (S, E) not in self._playing:
             jit = partial(jax.jit, compiler_options=compiler_options())
-            record = Record(self.world.agents, S * E, 0, False)
+            record = EpisodeRecorder(self.world.agents, S * E, 0, False)
             _, memories = jax.eval_shape(self._begun, params, keys)
             epsilon = jax.ShapeDtypeStruct((S,), jnp.float32)
             given = (memories, record.seen, record.open, keys, record.t, record.won, epsilon)
