@@ -77,9 +77,10 @@ class Actors:
 
         draw = partial(derive.chances, agents=len(self.team))
         chances = jnp.swapaxes(jax.vmap(jax.vmap(draw))(keys), 1, 2)  # (S, N, E, 2)
+        own = zip(params, memories[0], *inputs, memories[1], strict=True)
         acted = [
-            each_agent(one, 6, 7)(*own, chances[:, jnp.array(kind.members)], epsilon, self.by_lane)
-            for kind, *own in zip(self.team.kinds, params, memories[0], *inputs, memories[1])
+            each_agent(one, 6, 7)(*x, chances[:, jnp.array(kind.members)], epsilon, self.by_lane)
+            for kind, x in zip(self.team.kinds, own, strict=True)
         ]
         return tuple(memory for memory, _ in acted), tuple(action for _, action in acted)
 
@@ -268,7 +269,7 @@ class WorkerPlayer:
             if len(going):
                 moving = np.zeros(S * E, bool)
                 moving[on[going]] = True
-                seen, available = recorder.seen, recorder.available_now
+                seen, available = recorder.seen, recorder.open
                 actions, memories = decide(
                     params, memories, seen, available, keys, recorder.t, moving, epsilon
                 )
@@ -335,7 +336,7 @@ class WorkerPlayer:
             )
             for kind, seen, offered in kinds
         ]
-        return Played(tuple(episodes) if recorder.record else (), length, total, won)
+        return Played(tuple(episodes) if recorder.recording else (), length, total, won)
 
     def like_played(self, shape: tuple[int, int]) -> Played:
         """An empty block, to compile for."""
@@ -361,7 +362,7 @@ class WorkerPlayer:
             _, memories = jax.eval_shape(self._begin, params, keys)
             epsilon = jax.ShapeDtypeStruct((S,), jnp.float32)
             moving = np.zeros(S * E, bool)
-            given = (memories, empty.seen, empty.available_now, keys, empty.t, moving, epsilon)
+            given = (memories, empty.seen, empty.open, keys, empty.t, moving, epsilon)
             self._programs[S, E] = (
                 jit(self._begin).lower(params, keys).compile(),
                 jit(self._decide).lower(params, *given).compile(),

@@ -72,13 +72,11 @@ def write(
 def as_episodes(recordings: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
     """(T, S, N, E, ...) as recorded to (S, N, E, T, ...) as stored; `length` is (S, E)."""
 
-    def stored(x: Array) -> Array:
-        return jnp.moveaxis(x, 0, 3)
+    def stored(recording: Episode) -> Episode:
+        every = jnp.broadcast_to(length[:, None], recording.length.shape)
+        fields = {
+            name: jnp.moveaxis(x, 0, 3) for name, x in recording._asdict().items() if x.ndim > 3
+        }
+        return Episode(**fields, length=every)
 
-    return tuple(
-        Episode(
-            *(stored(x) for x in recording[:-1]),
-            length=jnp.broadcast_to(length[:, None], recording.length.shape),
-        )
-        for recording in recordings
-    )
+    return tuple(map(stored, recordings))

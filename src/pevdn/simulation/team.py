@@ -55,13 +55,14 @@ class TeamLayout:
         }
         return tuple(found[i] for i in range(len(self)))
 
-    def zeros(self, array: Callable[[AgentSpec], Any], *before: int) -> tuple[Any, ...]:
-        """For each kind the arrays of one agent, as zeros with the axes (*before, N) in front."""
+    def shapes(self, of_agent: Callable[[AgentSpec], Any], *before: int) -> tuple[Any, ...]:
+        """For each kind the shapes of one agent's arrays with the axes (*before, N) in front."""
 
         def of_kind(kind: Kind) -> Any:
-            shape = (*before, len(kind.members))
+            axes = (*before, len(kind.members))
             return jax.tree.map(
-                lambda x: jnp.zeros(shape + x.shape, x.dtype), jax.eval_shape(lambda: array(kind.spec))
+                lambda x: jax.ShapeDtypeStruct(axes + x.shape, x.dtype),
+                jax.eval_shape(lambda: of_agent(kind.spec)),
             )
 
         return tuple(map(of_kind, self.kinds))

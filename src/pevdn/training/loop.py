@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.config import experiment as configuration
 from pevdn.config import presets
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.config.settings import MOST
 from pevdn.errors import Interrupted, PevdnError, UsageError, WorldFault
 from pevdn.privacy import randomness, secret
@@ -189,14 +190,16 @@ class _Training:
     ) -> None:
         from pevdn._platform import cache_compilations, refuse_miscompiling_jaxlib
         from pevdn.simulation.devices import Lanes
-        from pevdn.simulation.host import SteppedSimulation, simulation_for
+        from pevdn.simulation.program import Simulation
 
         refuse_miscompiling_jaxlib()
         cache_compilations()
         self.run, self.config, self.observer = run, config, observer
-        self.simulation = simulation_for(world, config)
+        s = config.settings
+        options = RuntimeOptions(s.buffer, s.envs, s.world_timeout)
+        self.simulation = Simulation(world, config, options)
         self.lanes = Lanes(devices, config.seeds, observer.note)
-        if self.lanes.devices > 1 and isinstance(self.simulation, SteppedSimulation):
+        if self.lanes.devices > 1 and not self.simulation.compiled_whole:
             what, instead = "in a world outside of JAX", ""
             if config.settings.buffer == "host":
                 what, instead = "with buffer=host", ", or keep the episodes on the devices"
@@ -315,7 +318,7 @@ class _Training:
         state = self.simulation.like()
         params = tuple(learner.params for learner in state.learners)
         keys = jax.eval_shape(jax.vmap(jax.random.key), self.seeds)
-        evaluation = self.simulation.prepare_evaluation(params, keys, self.lanes.jit)
+        evaluation = self.simulation.compile_evaluation(params, keys, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluate = pool.submit(evaluation)
             self.advance = self.simulation.compile(self.lanes.jit)
@@ -379,7 +382,7 @@ class _Training:
         import numpy as np
 
         ledger, chunk = self.ledger, None
-        most = min(most, self.simulation.at_once)
+        most = min(most, self.simulation.player.max_iterations or most)
         limit = [MOST] * self.config.seeds
         if ledger is not None:
             if self._to_renew and ledger.up_to_date:
@@ -388,7 +391,7 @@ class _Training:
             self._apply_renewals(ledger)
             if self.affordable is not None:
                 limit = [self.affordable - lost for lost in ledger.lost]
-            due = self.simulation.updates_due
+            due = self.config.updates_due
             try:
                 chunk = ledger.reserve(until, most, limit, due, self.lanes.devices)
             except UsageError:  # other devices are needed from here on
@@ -482,7 +485,7 @@ class _Training:
 
         if self.config.private:  # how far episodes can be packed tells of them
             return
-        held, room = self.simulation.host_bytes, machine_memory()
+        held, room = self.simulation.replay.nbytes, machine_memory()
         if held <= 0.8 * room:
             return
         s, stored = self.config.settings, int(np.max(self.state.episodes))

@@ -45,7 +45,7 @@ from pevdn.exchange.alone import alone
 from pevdn.privacy import planner
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
 from pevdn.simulation.program import Simulation, State, each_agent
-from pevdn.simulation.team import Team
+from pevdn.simulation.team import TeamLayout
 from pevdn.training.progress import Observer, Silent
 from pevdn.worlds.base import World
 
@@ -312,8 +312,7 @@ def added(
     S = canary[0].length.shape[0]
     one = jax.tree.map(lambda x: x[:, :, None], tuple(canary))
     batches = tuple(each_agent(replay.time_first)(episodes) for episodes in one)
-    found, _ = simulation._learn(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
-    assert simulation.release is not None  # only private programs are audited
+    found, _ = simulation.sum_batch(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
     return [vectors(gradient) for gradient in simulation.release.as_floats(found)]
 
 
@@ -363,8 +362,8 @@ class Watched(Simulation):
 
     released: tuple[Any, ...]  # by kind, (S, N, ...)
 
-    def _gradients(self, state: State, keys: Array) -> tuple[tuple[Any, ...], Array]:
-        self.released, refused = super()._gradients(state, keys)
+    def gradients(self, state: State, keys: Array) -> tuple[tuple[Any, ...], Array]:
+        self.released, refused = super().gradients(state, keys)
         return self.released, refused
 
 
@@ -384,7 +383,7 @@ def make_canary(world: World, seed: int) -> list[Episode]:
     ]
 
 
-def by_kind(team: Team, canary: Sequence[Episode], lanes: int) -> list[Episode]:
+def by_kind(team: TeamLayout, canary: Sequence[Episode], lanes: int) -> list[Episode]:
     """One record for each agent to (S, N, ...) for each kind."""
 
     def together(*records: Array) -> Array:
@@ -429,7 +428,7 @@ def attack(
 
     def update(carry: tuple[State, Scores], keys: Array) -> tuple[tuple[State, Scores], None]:
         before, total = carry
-        after = sim._update(before, keys, jnp.ones(S, bool))
+        after = sim.update(before, keys, jnp.ones(S, bool))
         released = [divisor * vectors(gradient) for gradient in sim.released]
         seen = score(attacker, before.learners, records, released)
         return (after, jax.tree.map(jnp.add, total, seen)), None

@@ -33,8 +33,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
+from pevdn.simulation.players import Actors, CompiledPlayer
 from pevdn.simulation.program import Simulation, State
-from pevdn.simulation.team import Kind, Team
+from pevdn.simulation.replays import DeviceReplay
+from pevdn.simulation.team import Kind, TeamLayout
 from pevdn.worlds.base import Step, World
 from pevdn.worlds.external import inside
 
@@ -70,7 +72,7 @@ def violations(simulation: Simulation) -> list[Violation]:
     params, their_owners = (tuple(x.params for x in s.learners) for s in (state, owners))
     number = jax.ShapeDtypeStruct((), jnp.int32)
     until_most_limit, told = (number, number, state.updates), (PUBLIC, PUBLIC, PUBLIC)
-    due = watched.updates_due
+    due = watched.config.updates_due
     return [
         *_check(watched.advance, (state, *until_most_limit), (owners, told), owners, due),
         *_check(watched.keep_anchor, (state, state.threshold), (owners, PUBLIC), owners),
@@ -141,13 +143,16 @@ def watch(simulation: Simulation) -> Simulation:
     watched = copy.copy(simulation)
     kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
     watched.team = _WatchedTeam(tuple(kinds))
-    watched.world = _WatchedWorld(inside(simulation.world, "following its values"))
+    world = _WatchedWorld(inside(simulation.world, "following its values"))
+    actors = Actors(watched.team, simulation.program, simulation.by_lane)
+    watched.player = CompiledPlayer(world, actors, simulation.config)
+    watched.replay = DeviceReplay(watched.team, simulation.config, world.max_steps)
     if simulation.exchange is not None:
         watched.exchange = _watched_exchange(simulation, simulation.exchange)
     return watched
 
 
-class _WatchedTeam(Team):
+class _WatchedTeam(TeamLayout):
     """Actions and messages leave their agents where they leave the arrays by kind."""
 
     def by_agent(self, per_kind: Sequence[Array], axis: int) -> tuple[Array, ...]:

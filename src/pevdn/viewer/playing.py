@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from pevdn.agent import keys as derive
 from pevdn.policies.policy import Policy
-from pevdn.simulation.hosted import episode_seed
-from pevdn.simulation.program import split_keys
-from pevdn.training.loop import evaluation_keys
 from pevdn.viewer import styles as looks
 from pevdn.viewer.recording import PlayedStep, View
 from pevdn.worlds.base import ExternalEnv, ExternalWorld, Step, World
@@ -35,7 +33,7 @@ class Stage(Protocol):
 
 
 def stage_for(world: World | ExternalWorld, episode: int) -> Stage:
-    key = split_keys(evaluation_keys(jnp.zeros(1, jnp.int32), 2**31 - 1), episode + 1)[0, episode]
+    key = jax.random.split(derive.of_evaluation(0, 2**31 - 1), episode + 1)[episode]
     if isinstance(world, ExternalWorld):
         return HostStage(world, key)
     return CompiledStage(world, key)
@@ -46,7 +44,7 @@ class CompiledStage:
 
     def __init__(self, world: World, key: jax.Array) -> None:
         self._look = looks.of(world)
-        self._key, self._first = key, jax.random.fold_in(key, world.max_steps)
+        self._key, self._first = key, derive.of_reset(key, world.max_steps)
         self._reset, self._step = jax.jit(world.reset), jax.jit(self._look.step)
         self.actions = self._look.actions()
 
@@ -58,7 +56,7 @@ class CompiledStage:
         return step
 
     def step(self, actions: list[int]) -> Step:
-        key = jax.random.split(jax.random.fold_in(self._key, self._played))[1]
+        _, key = derive.of_step(self._key, self._played)
         chosen = tuple(jnp.asarray(action, jnp.int32) for action in actions)
         before, self._played = self._state, self._played + 1
         self._state, step, inside = self._step(key, before, chosen)
@@ -72,8 +70,7 @@ class HostStage:
     """A world outside of JAX: it draws itself, or its actions are shown as a table."""
 
     def __init__(self, world: ExternalWorld, key: jax.Array) -> None:
-        first = jax.random.fold_in(key, world.max_steps)
-        self._seed = int(episode_seed(first))
+        self._seed = int(derive.world_seed(derive.of_reset(key, world.max_steps)))
         build: Callable[..., ExternalEnv] = world.build
         drawable = "drawn" in inspect.signature(build).parameters
         self._copy = build(drawn=True) if drawable else build()

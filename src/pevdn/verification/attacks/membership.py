@@ -37,7 +37,7 @@ from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError
 from pevdn.privacy import accounting, planner
 from pevdn.privacy.planner import least_noise
-from pevdn.simulation.program import Simulation, State, split_keys
+from pevdn.simulation.program import Simulation, State
 from pevdn.verification.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
 from pevdn.verification.attacks.target import messages
 from pevdn.worlds.base import World
@@ -53,11 +53,7 @@ class Shadows(Simulation):
 
     def __init__(self, world: World, config: Config, longest: int) -> None:
         super().__init__(world, config)
-        self._longest = longest
-
-    @property
-    def horizons(self) -> list[int]:
-        return [min(steps for steps in super().horizons if steps >= self._longest)]
+        self.horizons = [min(steps for steps in self.horizons if steps >= longest)]
 
 
 class Errors(NamedTuple):
@@ -128,8 +124,10 @@ def train(
     def some_updates(state: State, first: Array, count: Array) -> State:
         def update(i: Array, state: State) -> State:
             step = jax.random.fold_in(jax.random.key(seed), first + i)
-            keys = split_keys(jax.random.split(step, len(lanes)), 4)
-            return simulation._update(state, keys, jnp.ones(len(lanes), bool))
+            keys = jax.vmap(lambda key: jax.random.split(key, 4))(
+                jax.random.split(step, len(lanes))
+            )
+            return simulation.update(state, keys, jnp.ones(len(lanes), bool))
 
         after: State = jax.lax.fori_loop(0, count, update, state)
         return after

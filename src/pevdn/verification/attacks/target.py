@@ -67,7 +67,7 @@ class Target:
     def _played(self, learners: tuple[Learner, ...], keys: Array) -> Scene:
         params = tuple(learner.params for learner in learners)
         exploration = jnp.full(1, EXPLORATION)
-        played = self.simulation._play(params, keys[None], exploration, record=True)
+        played = self.simulation.player.play(params, keys[None], exploration, record=True)
         sent = messages(self.simulation, learners, played.episodes)
         team = self.simulation.team
         kinds = [jax.tree.map(lambda x: x[0], episodes) for episodes in played.episodes]
@@ -91,5 +91,5 @@ def messages(
     listening.exchange = lambda key, sent: Opened(sent, sent)
     batches = tuple(each_agent(replay.time_first)(own) for own in episodes)
     S, _, E = episodes[0].length.shape
-    _, sent = listening._learn(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
+    _, sent = listening.sum_batch(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
     return jnp.swapaxes(sent, 2, 3)

@@ -23,7 +23,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError
-from pevdn.exchange.secret_shared import Code, decode, encode, reconstruct, secret_shared, split
+from pevdn.exchange import modular
+from pevdn.exchange.secret_shared import Code, decode, encode, secret_shared, split
 from pevdn.verification.attacks.statistics import Bools, Estimate, Floats, estimate, learn
 from pevdn.verification.attacks.target import Scene
 from pevdn.worlds.base import World
@@ -159,7 +160,7 @@ def held(some: np.ndarray, code: Code) -> Floats:
 
 @partial(jax.jit, static_argnames="code")
 def _decoded(some: Array, code: Code) -> Array:
-    return decode(jnp.concatenate([some, reconstruct(some, code.modulus)[None]]), code)
+    return decode(jnp.concatenate([some, modular.total(some, code.modulus)[None]]), code)
 
 
 def opened(key: Array, messages: Floats, code: Code) -> Floats:
