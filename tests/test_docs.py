@@ -36,7 +36,7 @@ def test_every_setting_is_on_the_settings_page_with_its_default():
 
 def test_every_test_that_the_privacy_page_names_exists():
     page = (ROOT / "docs" / "privacy.md").read_text()
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", page))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
