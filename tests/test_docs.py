@@ -34,10 +34,10 @@ def test_every_setting_is_on_the_settings_page_with_its_default():
         assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
 
 
-def test_every_test_that_the_privacy_page_names_exists():
-    page = (ROOT / "docs" / "privacy.md").read_text()
+def test_every_test_that_a_page_names_exists():
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", page))
+    named = set(re.findall(r"`(test_\w+)`", pages))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
 
