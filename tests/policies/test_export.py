@@ -17,6 +17,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pevdn.simulation.host import simulation_for
 from safetensors import safe_open
 from support import PRIVATE, SMALL, cli, finish, python, train
 
@@ -32,7 +33,6 @@ from pevdn.policies import export
 from pevdn.policies.policy import AgentPolicy
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
-from pevdn.simulation.host import simulation_for
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
 from pevdn.worlds.interface import AgentSpec, EntityGroup

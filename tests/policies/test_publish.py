@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tensorstore
 import yaml
+from pevdn.simulation.host import simulation_for
 from safetensors.numpy import load_file
 from support import PRIVATE, SMALL, WORLD, checkpoints_in, cli, content, train
 
@@ -31,7 +32,6 @@ from pevdn.errors import PevdnError, UsageError
 from pevdn.policies import export, publish
 from pevdn.policies.evaluate import evaluate
 from pevdn.policies.export import arrays
-from pevdn.simulation.host import simulation_for
 from pevdn.storage.files import make_private
 from pevdn.storage.strict_json import to_json
 from pevdn.training import figures, readme

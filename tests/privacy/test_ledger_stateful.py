@@ -29,6 +29,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as search
+from pevdn.simulation.host import simulation_for
 from support import PRIVATE, checkpoints_in, content
 
 import pevdn
@@ -39,7 +40,6 @@ from pevdn.privacy.accounting import Mechanism, Spent
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import simulation_for
 from pevdn.training import checkpoint, figures
 from pevdn.training import loop as runs
 from pevdn.training.checkpoint import Checkpoints

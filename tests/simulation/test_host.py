@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pevdn.simulation.host import HostSimulation
 from support import (
     assert_same_ending,
     cli,
@@ -33,7 +34,6 @@ from pevdn.agent.replay import Episode
 from pevdn.config import experiment as config
 from pevdn.errors import PevdnError
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation
 from pevdn.training import loop as run
 from pevdn.training.checkpoint import Checkpoints

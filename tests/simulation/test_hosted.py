@@ -21,6 +21,8 @@ import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import Array
+from pevdn.simulation.host import simulation_for
+from pevdn.simulation.hosted import HostedSimulation, episode_seed
 from support import PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of, python
 
 import pevdn
@@ -28,8 +30,6 @@ from pevdn import worlds
 from pevdn.config import experiment as config
 from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
-from pevdn.simulation.host import simulation_for
-from pevdn.simulation.hosted import HostedSimulation, episode_seed
 from pevdn.training import loop as run
 from pevdn.verification.attacks.target import Target
 from pevdn.verification.dataflow import violations

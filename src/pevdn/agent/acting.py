@@ -27,4 +27,4 @@ def epsilon_greedy(chance: Array, q: Array, available: Array, epsilon: Array) ->
 
 def exploration(env_steps: Array, start: float, end: float, over: int) -> Array:
     """ε after `env_steps`: from `start` down a line to `end`, then constant."""
-    return jnp.maximum(end, start - (start - end) * env_steps / max(over, 1))
+    return jnp.maximum(end, start - (start - end) * env_steps / over)

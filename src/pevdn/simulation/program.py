@@ -321,7 +321,7 @@ class Simulation:
     def gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
         """Every agent's released gradient (S, N, ...), and the largest refused message (S,)."""
         slots = self.sample(state, keys)
-        total, refused = self._sum_minibatch(state, slots, keys)
+        total, refused = self.sum_minibatch(state, slots, keys)
         return self._release(total, keys), refused
 
     def sample(self, state: State, keys: Array) -> Array:
@@ -331,7 +331,7 @@ class Simulation:
         words = jax.vmap(draw)(keys[:, derive.MINIBATCH])
         return jax.vmap(self.release.sample)(words, schedule.filled(state.episodes, size))
 
-    def _sum_minibatch(self, state: State, slots: Array, keys: Array) -> Sums:
+    def sum_minibatch(self, state: State, slots: Array, keys: Array) -> Sums:
         """Sum every agent's gradients over the episodes in slots (S, B), part by part."""
         lengths, P = self.replay.lengths(state), self.part
         slots, parts = self._in_parts(slots, lengths)
