@@ -59,7 +59,7 @@ def lengthen(sim: HostSimulation, played: int) -> None:
 def main() -> None:
     numbers = [int(word) for word in sys.argv[1:] if word.isdecimal()]
     played, size = (numbers or [96])[0], Settings().buffer_size
-    settings = {"buffer": "host", "learning_starts": size, "exploration_end": 1.0}
+    settings = {"learning_starts": size, "exploration_end": 1.0}
     cache_compilations()
     sim = HostSimulation(worlds.make(ENV), config.make("pe-vdn-b", ENV, settings=settings))
     seeds = jnp.arange(1)

@@ -142,7 +142,7 @@ def test_the_secret_is_in_no_other_file(from_os: Run) -> None:
 def test_private_episodes_from_outside_get_noise_from_outside(
     tmp_path: Path, env: Any, algorithm: str, expected: str
 ) -> None:
-    settings = {**PRIVATE, "sampling": "poisson", "envs": 1}
+    settings = {**PRIVATE, "workers": 1}
     run = pevdn.train(algorithm, env, steps=20, out=tmp_path / "run", **settings)
     assert run.config.settings.randomness == expected
     assert (run.path / secret.FILE).exists() == (expected == "os")

@@ -234,16 +234,13 @@ def gradients(member: Member, total: np.ndarray, s: Any) -> np.ndarray:
 
 
 def clipped(found: np.ndarray, params: Any, s: Any) -> np.ndarray:
-    """Each episode's gradient (B, K) within C, or each of its n arrays within C/√n.
+    """Each episode's gradient (B, K) within C.
 
     C is less by what float32 may let pass: 2⁻¹² + K · 2⁻²⁴ of it.
     """
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    parts = np.split(found, np.cumsum(sizes)[:-1], axis=1) if s.clipping == "arrays" else [found]
     C = s.clip_norm * (1 - 2.0**-12 - found.shape[1] * 2.0**-24)
-    norms = [np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
-    shrink = [np.minimum(1.0, C / len(parts) ** 0.5 / np.maximum(x, 1e-300)) for x in norms]
-    return np.concatenate([a * b for a, b in zip(parts, shrink, strict=True)], axis=1)
+    norms = np.linalg.norm(found, axis=1, keepdims=True)
+    return found * np.minimum(1.0, C / np.maximum(norms, 1e-300))
 
 
 # ---- the release ---------------------------------------------------------------------------
@@ -293,7 +290,7 @@ def improved(learner: learning.Learner, gradient: np.ndarray, s: Any, now: Any) 
     rate = s.learning_rate * (1 - (1 - s.learning_rate_end) * fallen)
     x["params"] = theta - rate * direction
     made = now.updates + 1
-    tau = s.target_rate if s.target_update == "soft" else float(made % s.target_every == 0)
+    tau = s.target_rate
     decay = min(s.average_decay, (1 + made) / (10 + made))
     x["target"] = (1 - tau) * x["target"] + tau * x["params"]
     x["average"] = decay * x["average"] + (1 - decay) * x["params"]
@@ -423,26 +420,22 @@ def case(net: str, agents: tuple[AgentSpec, ...], T: int, lanes: int, **settings
 
 CASES = {
     "recurrent, 3 agents, 2 lanes, adam": case("recurrent", (PLAIN,) * 3, 5, 2, return_lambda=0.6),
-    "recurrent, 12 steps, sgd, arrays": case(
+    "recurrent, 12 steps, sgd": case(
         "recurrent",
         (PLAIN, PLAIN),
         12,
         1,
         optimizer="sgd",
-        clipping="arrays",
         return_lambda=0.0,
         modulus=2**31 - 1,
-        target_update="hard",
-        target_every=4,
     ),
     # Large enough for jaxlib 0.10.2 to fuse encoders with the sum over what they encode.
-    "entities, 3 agents in battle, adam, arrays": case(
+    "entities, 3 agents in battle, adam": case(
         "entities",
         (BATTLE,) * 3,
         19,
         1,
         hidden_size=8,
-        clipping="arrays",
         return_lambda=0.3,
         expected_batch_size=8,
     ),
@@ -596,7 +589,6 @@ SMALL = case(
     4,
     1,
     hidden_size=3,
-    clipping="arrays",
     return_lambda=0.5,
     precision=1,
 )

@@ -35,7 +35,7 @@ from pevdn.errors import PevdnError
 from pevdn.simulation.devices import Lanes
 from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation
-from pevdn.training import loop as run
+from pevdn.training import memory
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Run
 from pevdn.worlds.base import AgentSpec, Step
@@ -199,7 +199,6 @@ def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None
         "learning_starts": 16,
         "update_every": 1,
         "buffer_throughput": 1.5,
-        "sampling": "poisson",
     }
     wanted = config.make(name, seeds=2, settings=settings)
     seeds, arguments = jnp.arange(2), (jnp.int32(900), jnp.int32(30), jnp.full(2, 60, jnp.int32))
@@ -251,7 +250,7 @@ def test_a_buffer_that_outgrows_the_machine_stops_training_and_loses_nothing(
 ) -> None:
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(run, "machine_memory", lambda: 1000)
+        patch.setattr(memory, "machine_memory", lambda: 1000)
         with pytest.raises(PevdnError, match=r"of buffer_size=32 episodes.*everything is saved"):
             train("pe-vdn-b", path, buffer="host")
     reference = train("pe-vdn-b", tmp_path / "whole", buffer="host")

@@ -28,6 +28,7 @@ from pevdn.agent.networks import Parameters
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.config.settings import MOST
 from pevdn.simulation.program import Played, Simulation, State, split_keys
 from pevdn.worlds.base import ExternalWorld, World
@@ -35,14 +36,16 @@ from pevdn.worlds.base import ExternalWorld, World
 Sums = tuple[tuple[Parameters, ...], Array]  # of gradients by kind, and the largest refused message
 
 
-def simulation_for(world: World | ExternalWorld, config: Config) -> Simulation:
-    """The runtime that the world and the setting `buffer` ask for."""
+def simulation_for(
+    world: World | ExternalWorld, config: Config, options: RuntimeOptions = RuntimeOptions()
+) -> Simulation:
+    """The runtime that the world and the option `buffer` ask for."""
     from pevdn.simulation.hosted import HostedHostSimulation, HostedSimulation
 
-    on_host = config.settings.buffer == "host"
+    on_host = options.buffer == "host"
     if isinstance(world, ExternalWorld):
-        return (HostedHostSimulation if on_host else HostedSimulation)(world, config)
-    return (HostSimulation if on_host else Simulation)(world, config)
+        return (HostedHostSimulation if on_host else HostedSimulation)(world, config, options)
+    return (HostSimulation if on_host else Simulation)(world, config, options)
 
 
 class SteppedSimulation(Simulation):
@@ -61,8 +64,13 @@ class SteppedSimulation(Simulation):
 class HostSimulation(SteppedSimulation):
     """A simulation whose episodes are in `replays`, beside the state and not in it."""
 
-    def __init__(self, world: World | ExternalWorld, config: Config) -> None:
-        super().__init__(world, config)
+    def __init__(
+        self,
+        world: World | ExternalWorld,
+        config: Config,
+        options: RuntimeOptions = RuntimeOptions(),
+    ) -> None:
+        super().__init__(world, config, options)
         size = config.settings.buffer_size
         self.replays = {  # by kind, lane and agent
             (k, lane, n): PackedReplay(size)

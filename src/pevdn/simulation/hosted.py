@@ -26,6 +26,7 @@ from pevdn.agent import learning, networks
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import UsageError, WorldFault
 from pevdn.simulation.host import HostSimulation, SteppedSimulation
 from pevdn.simulation.program import Played, Score, State, score_of, split_keys
@@ -88,13 +89,18 @@ class HostedSimulation(SteppedSimulation):
 
     at_once = 1  # so that a world that fails leaves the state of the iteration before
 
-    def __init__(self, world: ExternalWorld, config: Config) -> None:
-        super().__init__(unstoppable(world) if config.private else world, config)
-        wanted = config.settings.envs
+    def __init__(
+        self,
+        world: ExternalWorld,
+        config: Config,
+        options: RuntimeOptions = RuntimeOptions(),
+    ) -> None:
+        super().__init__(unstoppable(world) if config.private else world, config, options)
+        wanted = options.workers
         if world.copies is not None and wanted > world.copies:
             raise UsageError(
-                f"envs is {wanted}, but there can be {world.copies} of world '{world.name}' at "
-                "most; ask for no more."
+                f"workers is {wanted}, but world '{world.name}' allows {world.copies} at most; "
+                "ask for no more."
             )
         usual = min(config.seeds * self.block, COPIES_A_CORE * (os.cpu_count() or 1))
         self.n_copies = wanted or min(usual, world.copies or usual)
@@ -105,7 +111,7 @@ class HostedSimulation(SteppedSimulation):
 
     @cached_property
     def copies(self) -> WorkerPool:
-        return WorkerPool(self.world, self.n_copies, self.settings.world_timeout)
+        return WorkerPool(self.world, self.n_copies, self.options.world_timeout)
 
     def close(self) -> None:
         if "copies" in self.__dict__:

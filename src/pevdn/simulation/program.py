@@ -25,6 +25,7 @@ from pevdn.agent.learning import Learner, Memo, Rates
 from pevdn.agent.networks import Parameters
 from pevdn.agent.replay import Episode
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.config.settings import MOST, Settings
 from pevdn.exchange import Exchange, central, indices
 from pevdn.exchange.alone import alone
@@ -132,9 +133,7 @@ def release_for(config: Config) -> Release | None:
     s = config.settings
     if not config.private:
         return None
-    return Release(
-        s.clip_norm, s.noise_multiplier, s.expected_batch_size, by_array=s.clipping == "arrays"
-    )
+    return Release(s.clip_norm, s.noise_multiplier, s.expected_batch_size)
 
 
 def _wide() -> bool:
@@ -147,15 +146,16 @@ def horizons_for(T: int) -> list[int]:
     return [T] if T < 20 or _wide() else [-(-part * T // 12) for part in (4, 5, 8, 12)]
 
 
-def part_for(s: Settings) -> int:
+def part_for(config: Config) -> int:
     """Episodes of a minibatch that are learnt from side by side.
 
     On a CPU few, so that short episodes do not wait for long ones. On an accelerator all of
     them: three standard deviations more than expected, if their number varies.
     """
+    s = config.settings
     if not _wide():
         return min(PART, s.expected_batch_size)
-    spread = 3 * math.sqrt(s.expected_batch_size) if s.sampling == "poisson" else 0
+    spread = 3 * math.sqrt(s.expected_batch_size) if config.sampling == "poisson" else 0
     return min(s.buffer_size, math.ceil(s.expected_batch_size + spread))
 
 
@@ -163,10 +163,7 @@ def rates_for(s: Settings, updates: Array, env_steps: Array) -> Rates:
     """How far the update that follows after `updates` ones moves things, (...)."""
     made, share = updates + 1, 1.0 - s.learning_rate_end
     step = 1.0 - share * jnp.minimum(env_steps / s.learning_rate_steps, 1.0)
-    if s.target_update == "soft":
-        target = jnp.full(made.shape, s.target_rate)
-    else:
-        target = (made % s.target_every == 0).astype(jnp.float32)
+    target = jnp.full(made.shape, s.target_rate)
     average = 1.0 - jnp.minimum(s.average_decay, (1.0 + made) / (10.0 + made))
     return Rates(step, target, average)
 
@@ -180,9 +177,14 @@ class Simulation:
 
     at_once = MOST  # iterations that one call of `advance` may make
 
-    def __init__(self, world: World | ExternalWorld, config: Config) -> None:
+    def __init__(
+        self,
+        world: World | ExternalWorld,
+        config: Config,
+        options: RuntimeOptions = RuntimeOptions(),
+    ) -> None:
         self.world: Any = world
-        self.config = config
+        self.config, self.options = config, options
         self.team = Team.of(world.agents)
         self.optimiser = optimiser_for(config)
         self.exchange = exchange_for(config, len(self.team))
@@ -208,7 +210,7 @@ class Simulation:
 
     @property
     def part(self) -> int:
-        return part_for(self.settings)
+        return part_for(self.config)
 
     @property
     def host_bytes(self) -> int:
@@ -545,7 +547,7 @@ class Simulation:
         """The slots of a minibatch (S, B)."""
         s, size = self.settings, self.settings.buffer_size
         filled = jnp.minimum(state.episodes, size)
-        if s.sampling == "uniform":
+        if self.config.sampling == "uniform":
             choose = partial(indices.uniform, capacity=size, batch_size=s.expected_batch_size)
         else:
             choose = partial(indices.poisson, capacity=size, rate=self.config.sampling_rate)
