@@ -17,7 +17,6 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pevdn.simulation.host import simulation_for
 from safetensors import safe_open
 from support import PRIVATE, SMALL, cli, finish, python, train
 
@@ -33,6 +32,7 @@ from pevdn.policies import export
 from pevdn.policies.policy import AgentPolicy
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
+from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
 from pevdn.worlds.interface import AgentSpec, EntityGroup
@@ -54,7 +54,7 @@ def player() -> Iterator[ModuleType]:
 def fresh(out: Path, algorithm: str, env: str, seeds: int = 2, **settings: Any) -> Run:
     """A run with one empty episode and nothing learnt; seeds and agents have other parameters."""
     config = configuration.make(algorithm, env, 100, seeds, 5, {**SMALL, **settings})
-    simulation = simulation_for(worlds.make(env), config)
+    simulation = Simulation(worlds.make(env), config)
     out.mkdir(parents=True)
     (out / "config.yaml").write_text(configuration.to_text(config))
     state = jax.jit(simulation.start)(jnp.arange(5, 5 + seeds))

@@ -142,7 +142,7 @@ def test_the_secret_is_in_no_other_file(from_os: Run) -> None:
 def test_private_episodes_from_outside_get_noise_from_outside(
     tmp_path: Path, env: Any, algorithm: str, expected: str
 ) -> None:
-    settings = {**PRIVATE, "sampling": "poisson", "envs": 1}
+    settings = {**PRIVATE, "workers": 1}
     run = pevdn.train(algorithm, env, steps=20, out=tmp_path / "run", **settings)
     assert run.config.settings.randomness == expected
     assert (run.path / secret.FILE).exists() == (expected == "os")
@@ -234,9 +234,9 @@ def test_whoever_goes_on_draws_new_random_numbers(tmp_path: Path, noticed: bool)
 
 def simulation_of(run: Run) -> Any:
     from pevdn import worlds
-    from pevdn.simulation.host import simulation_for
+    from pevdn.simulation.program import Simulation
 
-    return simulation_for(worlds.make(run.config.env), run.config)
+    return Simulation(worlds.make(run.config.env), run.config)
 
 
 def keys_of(run: Run) -> np.ndarray:

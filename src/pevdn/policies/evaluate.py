@@ -48,7 +48,7 @@ def evaluate(
     world = environment.again(run, env)
     params, _ = team_parameters(run, model)
     settings = dataclasses.replace(config.settings, eval_episodes=episodes)
-    simulation = Simulation(world, dataclasses.replace(config, settings=settings))
+    simulation = Simulation(world, dataclasses.replace(config, settings=settings), run.options)
     keys = evaluation_keys(jnp.full(config.seeds, seed), 2**31 - 1)
     try:
         play = simulation.compile_evaluation(params, keys, lambda f, *_: jax.jit(f))()

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pevdn.config.experiment import STEPS, default_delta, quarter, updates_due
+from pevdn import worlds
+from pevdn.config import presets
+from pevdn.config.experiment import STEPS, Config, default_delta, quarter, updates_due
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
-
-if TYPE_CHECKING:
-    from pevdn.config.experiment import Config
 
 UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes, where a plan names no number of steps
@@ -139,6 +138,48 @@ def large_delta(plan: Plan) -> str | None:
         f"delta is {plan.delta:g}, but should be at most a tenth of one over the number of "
         f"protected episodes, which can be {plan.most_episodes:,} here: {enough:g} would do "
         "(delta=0 sets it)."
+    )
+
+
+def affordable(config: Config, agents: int) -> int | None:
+    """Return the exposure that the run's budget allows; None without a budget."""
+    s = config.settings
+    if not s.epsilon_budget:
+        return None
+    mechanism = Plan.of(config, agents).mechanism
+    most = 4 * s.buffer_size  # more than any run that is not killed all the time
+    exposure = mechanism.affordable(s.epsilon_budget, s.budget_observer, most)
+    if exposure == 0:
+        first = mechanism.epsilon(1, s.budget_observer)
+        raise UsageError(
+            f"epsilon_budget is {s.epsilon_budget:g}, but the first update already costs "
+            f"{first:.3g} for the {s.budget_observer} observer; raise the budget or "
+            f"noise_multiplier (now {s.noise_multiplier:g})."
+        )
+    return exposure
+
+
+def check_preset(
+    preset: str | None, settings: Mapping[str, Any], config: Config, agents: int | None = None
+) -> None:
+    """Refuse a preset in a team of another size, where its noise gives another ε.
+
+    An explicit noise multiplier among the `settings` lifts the check. `agents` defaults to the team
+    size of the configured world.
+    """
+    if preset is None or "noise_multiplier" in settings:
+        return
+    chosen = presets.find(preset)
+    agents = worlds.team_size(config.env) if agents is None else agents
+    if agents == chosen.agents:
+        return
+    epsilon = Plan.of(config, agents).epsilon("team")
+    raise UsageError(
+        f"preset '{preset}' is for {chosen.agents} agents, but {config.env} has {agents}, for "
+        f"which its noise multiplier of {chosen.settings['noise_multiplier']:g} gives ε team "
+        f"{epsilon:.2f} instead of {chosen.epsilon:g}; find yours with `pevdn budget --preset "
+        f"{preset} --agents {agents} --target-epsilon {chosen.epsilon:g}` and train with --set "
+        "noise_multiplier=…"
     )
 
 

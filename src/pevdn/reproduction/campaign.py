@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import Interrupted, UsageError
 from pevdn.storage.files import whole_lines, write_atomically
 from pevdn.storage.signals import stop_requests
@@ -37,6 +38,7 @@ class Arm:
     name: str
     config: Config
     path: Path
+    options: RuntimeOptions = RuntimeOptions()
 
     @property
     def run(self) -> Run:
@@ -63,7 +65,6 @@ class Arm:
             return
         found, wanted = (_flat(config) for config in (self.run.config, self.config))
         found["seeds"] = min(found["seeds"], wanted["seeds"])
-        del wanted["checkpoint_every"]  # changes nothing that is measured
         if wanted["randomness"] == "auto":  # was decided when the run began
             del wanted["randomness"]
         others = [name for name in wanted if found[name] != wanted[name]]
@@ -80,7 +81,8 @@ class Arm:
         if self.begun:
             runs.resume(self.path, observer, devices=devices)
         else:
-            runs.begin(self.config, self.path, observer, devices)
+            options = self.options.replace({"devices": devices})
+            runs.begin(self.config, self.path, observer, options)
 
     def command(self, devices: int | str) -> list[str]:
         """The same in a process of its own."""
@@ -89,9 +91,11 @@ class Arm:
             return [*pevdn, "resume", str(self.path), f"--devices={devices}"]
         c = self.config
         settings = dataclasses.asdict(c.settings).items()
+        options = dataclasses.asdict(self.options.replace({"devices": devices})).items()
         return [
             *(*pevdn, "train", c.algorithm, f"--env={c.env}", f"--steps={c.steps}"),
-            *(f"--seeds={c.seeds}", f"--seed={c.seed}", f"--devices={devices}"),
+            *(f"--seeds={c.seeds}", f"--seed={c.seed}"),
+            *(f"--{name.replace('_', '-')}={value}" for name, value in options),
             *(f"--out={self.path}", *(f"--set={name}={value}" for name, value in settings)),
         ]
 

@@ -19,7 +19,8 @@ from pevdn.config.experiment import Config, fingerprint
 from pevdn.privacy import accounting
 from pevdn.reproduction import paper, statistics
 from pevdn.reproduction.campaign import Arm
-from pevdn.training.summary import MODELS, WINDOW, by_seed
+from pevdn.training.metrics import by_seed
+from pevdn.training.summary import MODELS, final_mean
 
 GOAL = 0.8  # win rate that "steps to 80 %" waits for
 SMOOTH = 5  # evaluations in a moving mean, as in the paper's figure
@@ -48,14 +49,9 @@ class Curves:
         return (sums[:, SMOOTH:] - sums[:, :-SMOOTH]) / counts
 
     @property
-    def window(self) -> float:
-        """The last 100,000 steps, or the last quarter of a shorter run."""
-        return float(min(WINDOW, self.steps[-1] / 4))
-
-    @property
     def final(self) -> NDArray[Any]:
-        """(S,) mean over the evaluations within the window."""
-        return self.values[:, self.steps > self.steps[-1] - self.window].mean(1)
+        """(S,) final win rates, as in summary.json."""
+        return np.array([final_mean(self.steps.tolist(), own) for own in self.values.tolist()])
 
     @property
     def area(self) -> NDArray[Any]:
@@ -205,7 +201,7 @@ def sampled_steps(config: Config, lines: Lines) -> float:
     oldest = np.maximum(0, newest - s.buffer_size)
     stored = np.maximum(newest - oldest, 1)
     length = (np.interp(newest, played, steps) - np.interp(oldest, played, steps)) / stored
-    uniform = s.sampling == "uniform"
+    uniform = config.sampling == "uniform"
     batch = s.expected_batch_size if uniform else config.sampling_rate * stored
     return float(np.sum(np.diff(updates) * batch * length))
 

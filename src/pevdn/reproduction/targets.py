@@ -38,7 +38,7 @@ class Wanted:
             settings={**self.settings, **own},
             preset=preset,
         )
-        return Arm(name, config, self.out / name)
+        return Arm(name, config, self.out / name, presets.options_of(preset))
 
     def recipe(self, preset: str, env: str) -> Arm:
         """A preset; in a world with another number of agents, with the noise that its ε takes."""

@@ -63,7 +63,6 @@ SMALL = {  # where a recipe says nothing: privacy does not depend on the size of
 }
 ALWAYS = {  # a trial begins with a full buffer, and asks whether an episode in it is empty
     "learning_starts": 0,
-    "buffer": "device",
     "relation": "zero-out",
     "epsilon_budget": 0.0,
 }

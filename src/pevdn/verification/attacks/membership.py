@@ -69,7 +69,6 @@ def shadow_config(config: Config, private: bool, noise: float, candidates: int) 
         config.settings,
         buffer_size=candidates,
         expected_batch_size=max(1, candidates * BATCH // CANDIDATES),
-        sampling="poisson" if private else "uniform",
         learning_starts=0,
         update_every=1,
         parallel_episodes=1,
