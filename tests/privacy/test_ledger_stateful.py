@@ -29,6 +29,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as search
+from ledgers import ledger_of, without_epsilon
 from support import PRIVATE, checkpoints_in, content
 
 import pevdn
@@ -222,10 +223,6 @@ class Laboratory:
         self._point()
 
 
-def ledger_of(run: Run) -> Ledger:
-    return Ledger.read(run.path, config.fingerprint(run.config))
-
-
 def at_least(found: list[int], wanted: list[int]) -> bool:
     return all(a >= b for a, b in zip(found, wanted, strict=True))
 
@@ -272,10 +269,6 @@ def undisturbed(laboratory: Laboratory) -> list[dict[str, Any]]:
     run = laboratory.fresh()
     laboratory.resume(run)
     return without_epsilon(run)
-
-
-def without_epsilon(run: Run) -> list[dict[str, Any]]:
-    return [{k: v for k, v in x.items() if not k.startswith("epsilon")} for x in run.metrics]
 
 
 FAULTS = st.one_of(
@@ -471,7 +464,7 @@ def test_no_ledger_is_begun_over_one_whose_files_are_gone(
         (run.path / "metrics.jsonl").unlink()
     (run.path / name).unlink()
     before = content(run.path)
-    with pytest.raises(PevdnError, match=f"{name} cannot be read, and without it nobody knows"):
+    with pytest.raises(PevdnError, match=f"{name} cannot be read, and without it the ε"):
         pevdn.resume(run.path)
     assert content(run.path) == before
 

@@ -76,7 +76,7 @@ def test_a_broken_mechanism_is_exposed(plant: str):
     assert "in the agent view is false" in str(audit.refuted(document))
 
 
-def test_a_team_view_without_root_n_is_exposed_and_nothing_else_is():
+def test_a_team_claim_without_root_n_is_exposed_and_nothing_else_is():
     """The program is as it should be, so what is seen of it is the same; only the claim is not."""
     document = audited(1.0, plant="no-root-n")
     (agent,), (team,) = rows(document, "agent"), rows(document, "team")
