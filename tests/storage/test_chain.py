@@ -1,4 +1,4 @@
-"""Checksum chains: an edited, swapped or removed line is detected; a half-written one is not read."""
+"""Checksum chains: an edited, swapped or removed line is detected, an incomplete one ignored."""
 
 from __future__ import annotations
 
