@@ -314,15 +314,15 @@ def added(
     S = canary[0].length.shape[0]
     one = jax.tree.map(lambda x: x[:, :, None], tuple(canary))
     batches = tuple(each_agent(replay.time_first)(episodes) for episodes in one)
-    found, _ = simulation._learn(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
+    total, _ = simulation._learn(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
     assert simulation.release is not None  # only private programs are audited
-    return [vectors(gradient) for gradient in simulation.release.as_floats(found)]
+    return [vectors(gradient) for gradient in simulation.release.as_floats(total)]
 
 
 def vectors(gradient: Any) -> Array:
     """Flatten gradients (S, N, ...) to (S, N, P)."""
-    found: Array = each_agent(lambda one: ravel_pytree(one)[0])(gradient)
-    return found
+    flat: Array = each_agent(lambda one: ravel_pytree(one)[0])(gradient)
+    return flat
 
 
 def evidence(released: Array, v: Array, claimed: Settings) -> Array:

@@ -257,7 +257,7 @@ def attack(
     """Train shadow teams in every configuration and attack each as both observers."""
     (S, E), n = member.shape, len(world.agents)
     q, delta = shadow_config(config, True, 0.0, E).sampling_rate, config.delta
-    found = []
+    inferences = []
     ways = trainings(config, n, updates, q)
     for number, (noise, own) in enumerate(ways, start=1):
         shadow = shadow_config(config, noise is not None, noise or 0.0, E)
@@ -276,7 +276,7 @@ def attack(
         errors = train(world, shadow, episodes, member, updates, seed)
         for observer, error in (("agent", errors.agent), ("team", errors.team[:, None])):
             result = infer(error, member)
-            found.append(
+            inferences.append(
                 Inference(shadow.algorithm, own, observer, noise, agent, team, limit, result)
             )
-    return found
+    return inferences
