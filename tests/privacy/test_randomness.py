@@ -12,6 +12,7 @@ import pytest
 import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from ledgers import without_epsilon
 from scipy.stats import chisquare
 from support import PRIVATE, cli, metrics_of
 
@@ -180,11 +181,6 @@ def test_what_a_kill_lost_is_repeated_with_the_same_noise(
                 shutil.rmtree(number)
         pevdn.resume(path)
         assert without_epsilon(Run(path)) == without_epsilon(from_os), name
-
-
-def without_epsilon(run: Run) -> list[dict[str, Any]]:
-    """The ledger knows of what was lost from the start, so that ε is larger from the start."""
-    return [{k: v for k, v in x.items() if not k.startswith("epsilon")} for x in run.metrics]
 
 
 def test_a_run_that_lost_its_secret_before_its_first_checkpoint_is_refused(

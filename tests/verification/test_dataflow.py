@@ -267,11 +267,11 @@ class WritesElsewhere(Simulation):
         ),
         (
             SeedsWithActions,
-            "advance: what everyone knows (key) is reached by data of agent 0",
+            "advance: public data (key) is reached by data of agent 0",
         ),
         (
             ScoresParameters,
-            "evaluate: what everyone knows (win_rate) is reached by data of agent 0",
+            "evaluate: public data (win_rate) is reached by data of agent 0",
         ),
         (
             AnchorsByAnothersParameters,
@@ -279,7 +279,7 @@ class WritesElsewhere(Simulation):
         ),
         (
             WritesElsewhere,
-            "advance: the outside is reached by a side effect (debug_callback), "
+            "advance: the host is reached by a side effect (debug_callback), "
             "which cannot be followed",
         ),
     ],
@@ -294,12 +294,12 @@ def test_a_planted_leak_is_found_and_named(leak, sentence):
 def test_a_message_made_of_anothers_data_is_found_where_it_is_sent():
     """The exchange may tell everyone the message, so that nothing later gives the leak away."""
     found = said(make("pe-vdn-a", kind=TellsAnothersValueInItsMessage))
-    assert found == ["advance: what agent 1 sends is reached by data of agent 0"]
+    assert found == ["advance: output of agent 1 is reached by data of agent 0"]
 
 
 def test_what_everyone_knows_depends_on_nobody_not_even_its_holder():
     found = said(make("iql", kind=PaysForActions))
-    assert "advance: what everyone knows (replays.1.rewards) is reached by data of agent 1" in found
+    assert "advance: public data (replays.1.rewards) is reached by data of agent 1" in found
 
 
 def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
@@ -316,7 +316,7 @@ def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
     sent = [frozenset([Source(f"agent {i}", sent=True)]) for i in range(2)]
     after = walk.follow(traced, [PUBLIC, *sent])
     state, step = jax.tree.unflatten(jax.tree.structure((state, step)), after)
-    assert walk.found == {}
+    assert walk.flows == {}
     assert {*state} == {frozenset([Source("the world")])}
     assert step.observations == step.available
     assert step.observations == tuple(frozenset([Source(f"agent {i}")]) for i in range(2))
@@ -487,7 +487,7 @@ def test_what_leaves_the_equations_is_reported():
     for f in (written, handed_over, jax.jit(written)):
         walk = Walk()
         walk.follow(jax.make_jaxpr(f)(ONE, ONE), [PUBLIC, PUBLIC])
-        assert {reached for reached, _ in walk.found} == {"the outside"}
+        assert {reached for reached, _ in walk.flows} == {"the host"}
 
 
 def test_a_mark_is_seen_under_every_transformation():
