@@ -12,8 +12,8 @@ from support import cli
 
 import pevdn
 from pevdn import worlds
+from pevdn.config import experiment as config
 from pevdn.config import presets
-from pevdn.config import settings as config
 from pevdn.errors import UsageError
 from pevdn.privacy.planner import Plan
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import pevdn
-from pevdn.config import settings as config
-from pevdn.config.settings import Config
+from pevdn.config import experiment as config
+from pevdn.config.experiment import Config
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.reproduction.campaign import Arm

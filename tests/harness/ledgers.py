@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.privacy.ledger import Ledger
 from pevdn.training.loop import Run
 

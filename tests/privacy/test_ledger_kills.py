@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from ledgers import ledger_of, without_epsilon
 from support import (
+    OPTIONS,
     PRIVATE,
     python,
 )
 
 import pevdn
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.privacy.ledger import Ledger
 from pevdn.training import loop as runs
 from pevdn.training.loop import Run
@@ -116,10 +117,10 @@ def kill_again_and_again(folder: Path, kills: int, seed: int, luck: int) -> list
     ):
         while killed < kills:
             run, applied = Run(folder / f"run-{len(begun)}"), folder / f"applied-{len(begun)}"
-            settings = {**PRIVATE, "eval_every": 100, "checkpoint_every": 100}
+            settings = {**PRIVATE, "eval_every": 100}
             wanted = config.make("pe-vdn-c", "toy:coordination", 1000, 2, seed, settings)
             run.path.mkdir()
-            (run.path / "config.yaml").write_text(config.to_text(wanted))
+            (run.path / "config.yaml").write_text(config.to_text(wanted, OPTIONS))
             applied.touch()
             begun.append(run)
             while killed < kills and not run.finished:
@@ -152,7 +153,7 @@ def test_a_killed_run_counts_at_least_what_it_did_and_ends_as_if_it_never_had_be
 ) -> None:
     run, *_ = kill_again_and_again(tmp_path, kills=12, seed=1, luck=1)
     pevdn.resume(run.path)
-    reference = runs.begin(run.config, tmp_path / "reference")
+    reference = runs.begin(run.config, tmp_path / "reference", options=OPTIONS)
     assert without_epsilon(run) == without_epsilon(reference)
     pairs = list(zip(run.metrics, reference.metrics, strict=True))
     assert all(a["epsilon_team"] >= b["epsilon_team"] for a, b in pairs)

@@ -21,7 +21,7 @@ from support import (
 )
 
 import pevdn
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import UsageError
 from pevdn.privacy import accounting
 from pevdn.privacy.ledger import FILE, HEAD, Ledger

@@ -11,7 +11,7 @@ import pytest
 from campaigns import begun, pretend
 from support import SMALL, assert_same_ending, cli, content, train
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import UsageError
 from pevdn.reproduction import (
     figure1,

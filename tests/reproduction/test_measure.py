@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from campaigns import lines_of
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.reproduction import (
     measure,
     paper,

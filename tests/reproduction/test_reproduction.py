@@ -12,6 +12,7 @@ from campaigns import pretend
 from support import SMALL, cli
 
 from pevdn.config import presets
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import UsageError
 from pevdn.privacy.planner import Plan
 from pevdn.reproduction import (
@@ -136,9 +137,9 @@ def test_a_person_reads_the_table_and_the_words(figure: tuple[Path, dict[str, An
 def test_a_run_with_more_seeds_counts_with_its_first_ones(tmp_path: Path) -> None:
     """And one that was saved at other times counts as it is."""
     [wanted] = [a for a in figure1.arms(Request(tmp_path, 2, 400_000)) if a.name == "team-8"]
-    other = {"checkpoint_every": 7_777}
-    made = presets.configure(None, seeds=3, settings=other, preset=wanted.name)
-    pretend(Arm(wanted.name, made, wanted.path), [[0.1] * 81, [0.3] * 81, [0.9] * 81])
+    made = presets.configure(None, seeds=3, preset=wanted.name)
+    other = RuntimeOptions(checkpoint_every=7_777)
+    pretend(Arm(wanted.name, made, wanted.path, other), [[0.1] * 81, [0.3] * 81, [0.9] * 81])
     wanted.check()
     [row] = measure.table([wanted], lambda *_: None, lambda _: ())
     assert row["win_rate"] == pytest.approx(0.2) and row["epsilon_team"] > 0

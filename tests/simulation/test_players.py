@@ -329,9 +329,7 @@ def test_a_copy_in_this_process_that_hangs_is_interrupted() -> None:
 
 def test_more_copies_than_can_be_are_refused() -> None:
     world = dataclasses.replace(tiny.TWO_STEP, copies=2)
-    with pytest.raises(
-        UsageError, match="workers is 3, but world 'tiny:two-step' allows 2"
-    ):
+    with pytest.raises(UsageError, match="workers is 3, but world 'tiny:two-step' allows 2"):
         Simulation(world, config.make("pe-vdn-b", world.name), RuntimeOptions(workers=3))
 
 

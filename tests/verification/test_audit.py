@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from support import Said, cli
+from support import Said, cli, split_keys
 
 from pevdn.config import experiment as config
 from pevdn.privacy.accounting import epsilon
-from pevdn.simulation.program import Simulation, split_keys
+from pevdn.simulation.program import Simulation
 from pevdn.verification import audit
 from pevdn.verification.audit import PLANTED, Scores
 from pevdn.worlds.base import AgentSpec
@@ -210,8 +210,8 @@ def test_unlike_samples_are_learnt_from_in_full_and_divided_by_the_same_number()
         lambda x, rows: jnp.broadcast_to(x[:, :, None], rows.shape), record, state.replays[0]
     )
     state = state._replace(replays=(everywhere,), episodes=jnp.array([2, 8]))
-    with patch("pevdn.simulation.program.PART", 3):
-        (released,), _ = jax.jit(sim._gradients)(state, split_keys(state.key, 4))
+    with patch.object(sim, "part", 3):
+        (released,), _ = jax.jit(sim.gradients)(state, split_keys(state.key, 4))
     squares = [np.square(x).reshape(2, 3, -1).sum(-1) for x in jax.tree.leaves(released)]
     expected = np.array([[2.0], [8.0]]) * sim.settings.clip_norm / 8
     assert np.allclose(np.sqrt(sum(squares)), expected, rtol=1e-3)

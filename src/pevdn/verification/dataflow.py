@@ -24,6 +24,7 @@ marks, including forged ones.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,9 +35,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
-from pevdn.simulation.players import Actors, CompiledPlayer
 from pevdn.simulation.program import Simulation, State
-from pevdn.simulation.replays import DeviceReplay
 from pevdn.simulation.team import Kind, TeamLayout
 from pevdn.worlds.base import Step, World
 from pevdn.worlds.external import inside
@@ -148,9 +147,9 @@ def watch(simulation: Simulation) -> Simulation:
     kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
     watched.team = _WatchedTeam(tuple(kinds))
     world = _WatchedWorld(inside(simulation.world, "following its values"))
-    actors = Actors(watched.team, simulation.program, simulation.by_lane)
-    watched.player = CompiledPlayer(world, actors, simulation.config)
-    watched.replay = DeviceReplay(watched.team, simulation.config, world.max_steps)
+    watched.player, watched.replay = copy.copy(simulation.player), copy.copy(simulation.replay)
+    watched.player.actors = dataclasses.replace(simulation.player.actors, team=watched.team)
+    watched.player.world, watched.replay.team = world, watched.team
     if simulation.exchange is not None:
         watched.exchange = _watched_exchange(simulation, simulation.exchange)
     return watched

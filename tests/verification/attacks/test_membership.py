@@ -11,7 +11,7 @@ import pytest
 from attacked import generator, memorable
 
 from pevdn import worlds
-from pevdn.config.settings import make
+from pevdn.config.experiment import make
 from pevdn.privacy import accounting, planner
 from pevdn.verification.attacks import membership
 from pevdn.verification.attacks.statistics import largest_auc
@@ -95,7 +95,6 @@ OWN = {  # a recipe unlike the defaults
     "hidden_size": 7,
     "gamma": 0.9,
     "double_q": False,
-    "target_update": "hard",
     "noise_multiplier": 1.2,
     "buffer_size": 512,
     "buffer_throughput": 2.0,
@@ -112,7 +111,7 @@ def test_shadow_teams_are_trained_with_the_settings_of_the_run(private: bool) ->
     assert shadow.algorithm == ("pe-vdn-c" if private else "pe-vdn-b")
     assert (shadow.steps, shadow.delta) == (RECIPE.steps, RECIPE.delta)
     replay = {"buffer_size", "expected_batch_size", "update_every", "parallel_episodes"}
-    privacy = {"noise_multiplier", "delta", "relation", "anchor", "sampling"}
+    privacy = {"noise_multiplier", "delta", "relation", "anchor"}
     changed = {name for name in own if own[name] != used[name]}
     assert changed <= replay | privacy
     assert not changed & {"optimizer", "learning_rate", "clip_norm", "hidden_size", "gamma"}

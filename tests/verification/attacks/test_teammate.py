@@ -19,7 +19,7 @@ import pevdn
 from pevdn import worlds
 from pevdn.agent import learning, replay
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import make
+from pevdn.config.experiment import make
 from pevdn.exchange.secret_shared import Code
 from pevdn.simulation.program import Simulation
 from pevdn.verification.attacks import teammate
