@@ -38,15 +38,15 @@ def test_the_derivative_of_the_entity_network_is_the_derivative(spec):
     q_bar = jax.random.normal(KEY, (T, 3, spec.n_actions))
 
     def total(params, seen, q_bar):
-        return jnp.sum(q_bar * entities.values(params, recurrent.Inputs(seen, inputs.done)))
+        return jnp.sum(q_bar * entities.values(params, recurrent.Inputs(seen, inputs.last_action)))
 
     @jax.jit
     def both(params):
         trace = entities.unroll(params, inputs)[1]
         ours = entities.gradient(params, inputs, trace, q_bar)
         ours_each = entities.gradient(params, inputs, trace, q_bar, by_episode=True)
-        each = jax.vmap(jax.grad(total), (None, 1, 1))(params, inputs.seen, q_bar)
-        return (ours, jax.grad(total)(params, inputs.seen, q_bar)), (ours_each, each)
+        each = jax.vmap(jax.grad(total), (None, 1, 1))(params, inputs.observation, q_bar)
+        return (ours, jax.grad(total)(params, inputs.observation, q_bar)), (ours_each, each)
 
     for a, b in both(params):
         assert jax.tree.structure(a) == jax.tree.structure(b)
@@ -59,7 +59,7 @@ def test_what_is_said_of_one_enemy_holds_for_every_enemy():
     """Change places of two enemies: the values of attacking them do so too, the rest stays."""
     params, inputs = seeing(SPECS["battle"])
     order = jnp.array([0, 1, 2, 3, 6, 7, 4, 5, 8, 9, 10])  # the first two enemies
-    swapped = recurrent.Inputs(inputs.seen[..., order], inputs.done)
+    swapped = recurrent.Inputs(inputs.observation[..., order], inputs.last_action)
     q, q_swapped = (entities.values(params, x) for x in (inputs, swapped))
     assert np.allclose(q[..., jnp.array([0, 1, 3, 2, 4])], q_swapped, atol=1e-5)
     assert not np.allclose(q[..., 2], q[..., 3])
@@ -68,13 +68,13 @@ def test_what_is_said_of_one_enemy_holds_for_every_enemy():
 def test_a_thing_that_is_not_seen_adds_nothing_to_the_core():
     """Three enemies of which one is unseen, and a world of the other two: the same moves."""
     params, inputs = seeing(SPECS["battle"])
-    hidden = inputs.seen.at[..., 8:10].set(0.0)
+    hidden = inputs.observation.at[..., 8:10].set(0.0)
     fewer = dataclasses.replace(
         params, spec=AgentSpec(9, 4, (EntityGroup(0, 2, 2), EntityGroup(4, 2, 2, actions=2)))
     )
-    q = entities.values(params, recurrent.Inputs(hidden, inputs.done))
+    q = entities.values(params, recurrent.Inputs(hidden, inputs.last_action))
     kept = jnp.array([0, 1, 2, 3, 4, 5, 6, 7, 10])
-    q_fewer = entities.values(fewer, recurrent.Inputs(hidden[..., kept], inputs.done))
+    q_fewer = entities.values(fewer, recurrent.Inputs(hidden[..., kept], inputs.last_action))
     assert np.allclose(q[..., :4], q_fewer, atol=1e-5)
 
 

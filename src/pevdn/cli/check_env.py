@@ -18,9 +18,9 @@ def main(
 ) -> None:
     """Play a world with random actions and say what is wrong with it; exits with 1 on an error."""
     from pevdn.worlds.checks import check_env
-    from pevdn.worlds.quiet import aside
+    from pevdn.worlds.quiet import stdout_to_stderr
 
-    with aside():
+    with stdout_to_stderr():
         found = check_env(env, episodes=episodes, seed=seed)
     if as_json:
         print_json({**dataclasses.asdict(found), "ok": found.ok})

@@ -30,7 +30,7 @@ from pevdn.errors import UsageError, WorldFault
 from pevdn.simulation.host import HostSimulation, SteppedSimulation
 from pevdn.simulation.program import Played, Score, State, score_of, split_keys
 from pevdn.worlds.base import AgentSpec, ExternalWorld
-from pevdn.worlds.external import unstoppable
+from pevdn.worlds.external import sanitise
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 COPIES_A_CORE = 4  # so many share the cost of one call that chooses their actions
@@ -89,15 +89,15 @@ class HostedSimulation(SteppedSimulation):
     at_once = 1  # so that a world that fails leaves the state of the iteration before
 
     def __init__(self, world: ExternalWorld, config: Config) -> None:
-        super().__init__(unstoppable(world) if config.private else world, config)
+        super().__init__(sanitise(world) if config.private else world, config)
         wanted = config.settings.envs
-        if world.copies is not None and wanted > world.copies:
+        if world.max_workers is not None and wanted > world.max_workers:
             raise UsageError(
-                f"envs is {wanted}, but there can be {world.copies} of world '{world.name}' at "
-                "most; ask for no more."
+                f"envs is {wanted}, but there can be {world.max_workers} of world '{world.name}' "
+                "at most; ask for no more."
             )
         usual = min(config.seeds * self.block, COPIES_A_CORE * (os.cpu_count() or 1))
-        self.n_copies = wanted or min(usual, world.copies or usual)
+        self.n_copies = wanted or min(usual, world.max_workers or usual)
         self._observed = self._columns([spec.observation_size for spec in world.agents])
         self._offered = self._columns([spec.n_actions for spec in world.agents])
         self._next_draw = jax.jit(self._draw)
@@ -193,8 +193,8 @@ class HostedSimulation(SteppedSimulation):
             try:
                 self.copies.turn()
             except Fault as fault:
-                episode = int(on[fault.copy])
-                step = int(record.t[episode]) + 1 if fault.copy in going else 0
+                episode = int(on[fault.worker])
+                step = int(record.t[episode]) + 1 if fault.worker in going else 0
                 raise self._told(
                     fault.what, episode, E, step, int(seeds[episode]), before
                 ) from None

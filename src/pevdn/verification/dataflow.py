@@ -36,7 +36,7 @@ from pevdn.exchange import Exchange, Opened
 from pevdn.simulation.program import Simulation, State
 from pevdn.simulation.team import Kind, Team
 from pevdn.worlds.base import Step, World
-from pevdn.worlds.external import inside
+from pevdn.worlds.external import require_jax
 
 
 class Source(NamedTuple):
@@ -141,7 +141,7 @@ def watch(simulation: Simulation) -> Simulation:
     watched = copy.copy(simulation)
     kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
     watched.team = _WatchedTeam(tuple(kinds))
-    watched.world = _WatchedWorld(inside(simulation.world, "following its values"))
+    watched.world = _WatchedWorld(require_jax(simulation.world, "following its values"))
     if simulation.exchange is not None:
         watched.exchange = _watched_exchange(simulation, simulation.exchange)
     return watched
