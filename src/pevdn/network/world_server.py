@@ -33,7 +33,7 @@ from pevdn.network.streams import Secret
 from pevdn.simulation.hosted import episode_seed
 from pevdn.storage.files import make_private
 from pevdn.worlds.base import ExternalWorld, Step, World
-from pevdn.worlds.external import unstoppable
+from pevdn.worlds.external import sanitise
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 
@@ -91,7 +91,7 @@ class Outside:
             when = f"at step {t}" if t else "at its start"
             raise WorldFault(
                 f"world '{self._world.name}' {fault.what}, {when} (reset with "
-                f"{self._rows['seed'][fault.copy]})."
+                f"{self._rows['seed'][fault.worker]})."
             ) from None
         rows = self._rows.copy()
         views: Any = [
@@ -108,7 +108,7 @@ def episodes_of(world: World | ExternalWorld, config: Config) -> Inside | Outsid
     if not isinstance(world, ExternalWorld):
         return Inside(world)
     count = max(block_size(config), config.settings.eval_episodes)
-    given = unstoppable(world) if config.private else world
+    given = sanitise(world) if config.private else world
     return Outside(given, count, RuntimeOptions().world_timeout)
 
 

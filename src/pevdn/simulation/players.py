@@ -35,7 +35,7 @@ from pevdn.simulation import recording
 from pevdn.simulation.state import Played, State, each_agent
 from pevdn.simulation.team import TeamLayout
 from pevdn.worlds.base import ExternalWorld, Step, World
-from pevdn.worlds.external import unstoppable
+from pevdn.worlds.external import sanitise
 from pevdn.worlds.recording import EpisodeRecorder
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
@@ -188,15 +188,15 @@ class WorkerPlayer:
     def __init__(
         self, world: ExternalWorld, actors: Actors, config: Config, options: RuntimeOptions
     ) -> None:
-        self.world = unstoppable(world) if config.private else world
+        self.world = sanitise(world) if config.private else world
         self.actors, self.config = actors, config
-        if world.copies is not None and options.workers > world.copies:
+        if world.max_workers is not None and options.workers > world.max_workers:
             raise UsageError(
-                f"workers is {options.workers}, but world '{world.name}' allows {world.copies} at "
-                "most; ask for no more."
+                f"workers is {options.workers}, but world '{world.name}' allows "
+                f"{world.max_workers} at most; ask for no more."
             )
         usual = min(config.seeds * config.block_size, WORKERS_PER_CORE * (os.cpu_count() or 1))
-        self.workers = options.workers or min(usual, world.copies or usual)
+        self.workers = options.workers or min(usual, world.max_workers or usual)
         self._timeout = options.world_timeout
         self._observed = self._columns([spec.observation_size for spec in world.agents])
         self._offered = self._columns([spec.n_actions for spec in world.agents])
@@ -284,8 +284,8 @@ class WorkerPlayer:
             try:
                 self.pool.turn()
             except Fault as fault:
-                episode = int(on[fault.copy])
-                step = int(recorder.t[episode]) + 1 if fault.copy in going else 0
+                episode = int(on[fault.worker])
+                step = int(recorder.t[episode]) + 1 if fault.worker in going else 0
                 seed = int(seeds[episode])
                 raise self._fault(fault.what, episode, E, step, seed, before) from None
             recorder.step(on[going], rows[going])

@@ -38,7 +38,7 @@ from pevdn.exchange import Exchange, Opened
 from pevdn.simulation.program import Simulation, State
 from pevdn.simulation.team import Kind, TeamLayout
 from pevdn.worlds.base import Step, World
-from pevdn.worlds.external import inside
+from pevdn.worlds.external import require_jax
 
 
 class Source(NamedTuple):
@@ -146,7 +146,7 @@ def watch(simulation: Simulation) -> Simulation:
     watched = copy.copy(simulation)
     kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
     watched.team = _WatchedTeam(tuple(kinds))
-    world = _WatchedWorld(inside(simulation.world, "following its values"))
+    world = _WatchedWorld(require_jax(simulation.world, "following its values"))
     watched.player, watched.replay = copy.copy(simulation.player), copy.copy(simulation.replay)
     watched.player.actors = dataclasses.replace(simulation.player.actors, team=watched.team)
     watched.player.world, watched.replay.team = world, watched.team

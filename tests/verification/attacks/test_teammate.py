@@ -192,7 +192,7 @@ def test_a_message_that_no_run_would_send_is_refused_in_one_sentence() -> None:
 def test_features_of_smax_are_read_from_the_agents_own_record() -> None:
     world: Any = worlds.make("smax-sc2:3m")
     state, _ = jax.jit(world.reset)(jax.random.key(0))
-    units, seen = state.state, jax.jit(world._seen)
+    units, seen = state.state, jax.jit(world._result)
 
     def asked(**changes: Any) -> tuple[list[bool], bool]:
         changed = state.replace(state=units.replace(**changes))

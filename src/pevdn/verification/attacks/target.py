@@ -19,7 +19,7 @@ from pevdn.simulation.program import Simulation, each_agent
 from pevdn.training import world as environment
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
-from pevdn.worlds.external import inside
+from pevdn.worlds.external import require_jax
 
 BLOCK = 128  # episodes played at a time, which bounds memory for large teams
 EXPLORATION = 0.1
@@ -38,7 +38,7 @@ class Target:
 
     def __init__(self, run: Run) -> None:
         self.config = run.config
-        world = inside(environment.outline(run), "an attack")
+        world = require_jax(environment.outline(run), "an attack")
         self.simulation = Simulation(world, self.config)
         if len(self.simulation.team) < 2:
             raise UsageError(
