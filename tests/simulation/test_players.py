@@ -24,7 +24,7 @@ from pevdn import worlds
 from pevdn.agent.keys import world_seed
 from pevdn.config import experiment as config
 from pevdn.config.experiment import Config
-from pevdn.config.runtime import option_fields
+from pevdn.config.runtime import RuntimeOptions, option_fields
 from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.players import WorkerPlayer

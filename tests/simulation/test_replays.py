@@ -25,8 +25,6 @@ from support import (
 
 import pevdn
 from pevdn import worlds
-from pevdn.agent.packed_replay import PackedReplay
-from pevdn.agent.replay import Episode
 from pevdn.config import experiment as config
 from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import PevdnError
@@ -38,17 +36,6 @@ from pevdn.training.loop import Run
 from pevdn.worlds.base import AgentSpec, Step
 
 ON_HOST = RuntimeOptions(buffer="host")
-
-
-def test_what_does_not_change_costs_one_bit() -> None:
-    T, O = 40, 80
-    episode = blank(T, 1, O, 8)
-    constant = Episode(*(x[:, 0] for x in episode[:-1]), np.int32(T))
-    constant.observations[:] = np.arange(O)
-    replay = PackedReplay(1)
-    replay.store(0, constant)
-    masks = (T + 1) * (O + 8) / 8 + T / 8
-    assert replay.nbytes == masks + T * (2 + 4) + 4 * (O - 1)
 
 
 # --- training ----------------------------------------------------------------------------------
