@@ -10,6 +10,7 @@ from support import cli
 
 from pevdn.config import presets
 from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.runtime import option_fields
 from pevdn.config.settings import setting_fields
 from pevdn.privacy.planner import Plan
 
@@ -35,9 +36,16 @@ def test_every_setting_is_on_the_settings_page_with_its_default():
         assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
 
 
+def test_every_runtime_option_is_on_the_settings_page_with_its_default():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    for name, field in option_fields().items():
+        flag = f"--{name.replace('_', '-')}"
+        assert f"| `{flag}` | {field.default} | {field.metadata['meaning']} |" in page
+
+
 def test_every_test_that_the_privacy_page_names_exists():
     page = (ROOT / "docs" / "privacy.md").read_text()
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", page))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
