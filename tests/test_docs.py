@@ -10,6 +10,7 @@ from support import cli
 
 from pevdn.config import presets
 from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.runtime import option_fields
 from pevdn.config.settings import setting_fields
 from pevdn.privacy.planner import Plan
 
@@ -33,6 +34,13 @@ def test_every_setting_is_on_the_settings_page_with_its_default():
     for name, field in setting_fields().items():
         own = f" (`pe-vdn-c`: {private[name]})" if name in private else ""
         assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
+
+
+def test_every_runtime_option_is_on_the_settings_page_with_its_default():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    for name, field in option_fields().items():
+        flag = f"--{name.replace('_', '-')}"
+        assert f"| `{flag}` | {field.default} | {field.metadata['meaning']} |" in page
 
 
 def test_every_test_that_the_privacy_and_deployment_pages_name_exists():

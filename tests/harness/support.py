@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -48,6 +49,8 @@ PRIVATE: dict[str, Any] = {
     "average_decay": 0.0,
 }
 OPTIONS = RuntimeOptions(checkpoint_every=100)
+# Long enough to be killed in the middle, with many lines from one checkpoint to the next.
+LONG: dict[str, Any] = {"steps": 1600, "eval_every": 40, "checkpoint_every": 600}
 # What production compiles with: conftest.py has set other flags, for speed.
 PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
 if "fusion_emitters" in os.environ["XLA_FLAGS"]:
@@ -145,6 +148,29 @@ def wait_until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> 
         time.sleep(0.001)
 
 
+def strict(text: str) -> Any:
+    """Parse JSON, and refuse what only Python's parser accepts."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class Failing:
+    """Stands in for a call; fails from the n-th time on (disk full), until `freed` is set."""
+
+    def __init__(self, real: Callable[..., Any], n: int, failure: Exception | None = None) -> None:
+        self._real, self._left, self.freed = real, n, False
+        self._failure = failure or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._left -= 1
+        if self._left < 0 and not self.freed:
+            raise self._failure
+        return self._real(*args, **kwargs)
+
+
 # --- what a run left -------------------------------------------------------------------------
 
 
@@ -189,6 +215,15 @@ def saved(run: Run) -> tuple[list[np.ndarray], Progress]:
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
     return [plain(leaf) for leaf in jax.tree.leaves(state)], progress
+
+
+def refused_resume(path: Path, code: int) -> str:
+    """Return the sentence of a refused `pevdn resume`, which must change nothing."""
+    before = content(path)
+    said = cli("resume", path)
+    assert said.code == code and said.out == ""
+    assert content(path) == before
+    return said.sentence
 
 
 def assert_same_ending(run: Run, reference: Run) -> None:
