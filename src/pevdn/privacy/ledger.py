@@ -125,18 +125,10 @@ class Ledger:
         (folder / HEAD).unlink(missing_ok=True)
         path.write_text("")
         ledger = cls(folder, [])
-        ledger._append(
-            "open",
-            version=VERSION,
-            run=run,
-            nonce=secrets.token_hex(8),
-            seeds=seeds,
-            randomness=randomness,
-            mechanism=mechanism._asdict(),
-            planned=planned,
-            affordable=affordable,
-            inode=path.stat().st_ino,
-        )
+        facts: Line = {"version": VERSION, "run": run, "nonce": secrets.token_hex(8)}
+        facts |= {"seeds": seeds, "randomness": randomness, "mechanism": mechanism._asdict()}
+        facts |= {"planned": planned, "affordable": affordable, "inode": path.stat().st_ino}
+        ledger._append("open", **facts)
         sync_directory(folder)
         return ledger
 

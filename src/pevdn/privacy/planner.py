@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pevdn.config.settings import STEPS, default_delta, quarter
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import OBSERVERS, Mechanism
+from pevdn.privacy.accounting import OBSERVERS, Mechanism, largest_accepted
 
 if TYPE_CHECKING:
     from pevdn.config.settings import Config
@@ -144,12 +144,9 @@ def large_delta(plan: Plan) -> str | None:
 
 def report(plan: Plan) -> dict[str, Any]:
     """Return ε for each observer, the proven one first, by each accountant, and its inputs."""
+    q, noise = plan.mechanism.sampling_rate, plan.noise_multiplier
     claim, claimed_delta = accounting.theorem_1(
-        plan.buffer_size,
-        plan.throughput,
-        plan.mechanism.sampling_rate,
-        plan.noise_multiplier,
-        plan.delta,
+        plan.buffer_size, plan.throughput, q, noise, plan.delta
     )
     document: dict[str, Any] = {
         "epsilon_team": plan.epsilon("team"),
@@ -233,13 +230,10 @@ def largest_batch(plan: Plan, target: float, observer: str) -> Plan:
             f"the {observer} observer; raise the noise multiplier (now {plan.noise_multiplier:g}) "
             "or the target."
         )
-    low, high = 1, plan.buffer_size + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle, COARSE) else (low, middle)
-    while low < plan.buffer_size and within(low + 1):
-        low += 1
-    return dataclasses.replace(plan, batch_size=low)
+    batch = largest_accepted(lambda size: within(size, COARSE), 1, plan.buffer_size + 1)
+    while batch < plan.buffer_size and within(batch + 1):
+        batch += 1
+    return dataclasses.replace(plan, batch_size=batch)
 
 
 def _check_target(target: float, observer: str) -> None:
