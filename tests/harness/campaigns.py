@@ -1,4 +1,4 @@
-"""Pretended runs, and commands that stop before they train."""
+"""Fake runs of a campaign, and commands that stop before training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pevdn.training import loop as run
 
 
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configurations that would be trained from here on."""
+    """Collect the configurations that would be trained from here on."""
     wanted: list[Config] = []
 
     def begin(config: Config, *_: object) -> None:
@@ -30,7 +30,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def lines_of(values: Sequence[Sequence[float | None]], every: int, name: str = "win_rate") -> Any:
-    """What seeds with these win rates write down; episodes of 3 steps, an update each."""
+    """Return metrics of seeds with these win rates; episodes of 3 steps, one update each."""
     return [
         {
             "seed": seed,
@@ -46,7 +46,7 @@ def lines_of(values: Sequence[Sequence[float | None]], every: int, name: str = "
 
 
 def pretend(arm: Arm, win_rates: Sequence[Sequence[float]], **more: float) -> None:
-    """A finished run, with everything in it that is read."""
+    """Write a finished run with every file that is read."""
     arm.path.mkdir(parents=True, exist_ok=True)
     (arm.path / "config.yaml").write_text(config.to_text(arm.config))
     if arm.config.private:

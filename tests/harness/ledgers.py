@@ -1,4 +1,4 @@
-"""What the tests of private runs read from a run."""
+"""Read the ledger and the metrics of private runs."""
 
 from __future__ import annotations
 

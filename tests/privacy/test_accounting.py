@@ -1,4 +1,4 @@
-"""ε of composed updates: what is counted, and what is not claimed."""
+"""The accountant: ε of composed updates, and the limits of each claim."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_epsilon_agrees_with_dp_accounting_called_directly(updates, rate, noise,
 
 
 class Account:
-    """An account whose ε falls with δ as 1/δ would have it."""
+    """An account with ε = at_one − log δ."""
 
     def __init__(self, at_one):
         self.at_one = at_one
@@ -93,7 +93,7 @@ class Account:
 
 
 def test_what_the_noise_lacks_of_a_gaussian_is_taken_off_delta():
-    """ε is that of δ − (1 + e^ε) · d or a smaller δ; where nothing would be left it is infinite."""
+    """ε is that of δ − (1 + e^ε) · d or a smaller δ; it is infinite if nothing is left of δ."""
     for at_one in np.linspace(-10, 60, 71):
         found = accounting.at_delta(Account(at_one), 1e-6)
         if found == math.inf:

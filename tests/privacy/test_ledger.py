@@ -24,7 +24,7 @@ PLANNED = 40
 
 
 def spend(ledger: Ledger, made: int, iterations: int = 3, digest: str = "d") -> None:
-    """One chunk with one update an iteration at most, for a run of one seed."""
+    """Spend one chunk with at most one update per iteration, for a run of one seed."""
     chunk = ledger.reserve(100, iterations, [99], 1)
     ledger.settle(chunk, [made], [ledger._exposure[0] + made], digest)
 
@@ -44,7 +44,7 @@ def test_whatever_crashes_the_ledger_counts_every_update(tmp_path_factory, event
             checkpoint, surviving = ledger.position, []
             continue
         chunk = ledger.reserve(100, 5, [99], 1)
-        applied += made  # the machine did this much, whatever becomes of it
+        applied += made  # the machine made these updates, settled or not
         if what == "settled":
             ledger.settle(chunk, [made], [made], f"digest {len(surviving)}")
             surviving.append(made)
@@ -53,7 +53,7 @@ def test_whatever_crashes_the_ledger_counts_every_update(tmp_path_factory, event
         ledger.go_on(*checkpoint)
         for number, again in enumerate(surviving):
             chunk = ledger.reserve(100, 1, [99], 1)
-            assert chunk.iterations == 5  # as it was, not as it is asked for now
+            assert chunk.iterations == 5  # of the repeated chunk, not of the request
             applied += again
             ledger.settle(chunk, [again], [again], f"digest {number}")
     assert ledger.counted[0] >= applied
@@ -100,7 +100,7 @@ def test_a_repetition_that_comes_out_differently_is_refused(tmp_path):
     ledger.renew()
     nonce = ledger.take_renewal()
     assert nonce is not None and ledger.take_renewal() is None
-    assert ledger.lost == [2 + 3]  # what was settled, and the reservation of the try
+    assert ledger.lost == [2 + 3]  # the settled chunk, and the reservation of the repetition
     spend(ledger, made=1, digest="new")
     again = Ledger.read(tmp_path, ID)
     again.go_on(*start)
@@ -109,7 +109,7 @@ def test_a_repetition_that_comes_out_differently_is_refused(tmp_path):
 
 
 def test_a_position_stays_where_it_is_until_a_repetition_is_settled(tmp_path):
-    """A save during repetitions must not forget those that are still to come."""
+    """A checkpoint during repetitions must keep the remaining ones pending."""
     ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     positions = [ledger.position]
     for number in range(3):
@@ -193,7 +193,7 @@ def test_a_reservation_that_made_nothing_is_void(tmp_path):
 
 
 def test_a_state_is_not_past_a_line_that_could_not_be_written_in_full(tmp_path, monkeypatch):
-    """The settlement is on the disk, its head is not: who handles the error holds the old state."""
+    """The settlement is on the disk, its head is not: the caller keeps the old state."""
     ledger = Ledger.begin(tmp_path, ID, MECHANISM, 1, PLANNED)
     chunk = ledger.reserve(100, 3, [99], 1)
     with monkeypatch.context() as patch:

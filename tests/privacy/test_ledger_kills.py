@@ -27,8 +27,8 @@ from pevdn.training.loop import Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-# Imports once and forks a fresh training for every line it reads, before JAX has started. The
-# first compiles; the others load what it compiled. Says each process's number, then how it ended.
+# Imports once and forks a training for every line it reads, before JAX has started. The first
+# compiles; the others load its programs. Prints each process number, then its exit code.
 NURSERY = """
 import json, os, pickle, sys, traceback, warnings
 import numpy as np
@@ -91,7 +91,7 @@ for line in sys.stdin:
 
 
 def applied_in(path: Path) -> list[int]:
-    """Updates that the machine has made, by seed, in all its lives."""
+    """Updates made by all processes together, by seed."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [sum(column) for column in zip(*map(json.loads, lines), strict=True)] or [0, 0]
 
@@ -110,7 +110,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int, luck: int) -> list
     def said() -> str:
         return (folder / "stderr").read_text()
 
-    # A pipe that nobody reads fills up with the warnings of XLA, and stops the nursery.
+    # XLA's warnings would fill an unread pipe and block the nursery.
     with (
         (folder / "stderr").open("w+") as errors,
         python(NURSERY, programs, stdin=subprocess.PIPE, stderr=errors) as nursery,
@@ -128,7 +128,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int, luck: int) -> list
                 nursery.stdin.write(json.dumps([str(run.path), str(applied)]) + "\n")
                 nursery.stdin.flush()
                 child = int(nursery.stdout.readline())
-                # At any time once it trains; one in ten at any time at all.
+                # Usually at any time after training started; one in ten at any time.
                 training = not programs.exists() or chance.random() < 0.9
                 while training and applied.stat().st_size == before and lives(child):
                     time.sleep(1e-3)

@@ -35,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A private run that nobody disturbed."""
+    """An uninterrupted private run."""
     return train("pe-vdn-c", tmp_path_factory.mktemp("ledger") / "whole", steps=400)
 
 
 @pytest.fixture
 def unfinished(whole: Run, tmp_path: Path) -> Run:
-    """The same run before its summary was written, at the same place of the disk."""
+    """A copy of the same run before its summary was written."""
     path = tmp_path / "run"
     shutil.copytree(whole.path, path)
     (path / "summary.json").unlink()
@@ -169,7 +169,7 @@ def test_a_finished_run_of_the_version_before_is_refused_with_the_reason(whole, 
 
 
 def as_version_1(path: Path) -> None:
-    """The same ledger as the version before would have written it, as far as it is read."""
+    """Rewrite the ledger as version 1 wrote it, as far as it is read."""
     lines: list[dict[str, Any]] = []
     if path.name == HEAD:
         lines = [json.loads(x) for x in (path.parent / FILE).read_text().splitlines()]
@@ -227,7 +227,7 @@ def test_a_run_without_its_ledger_is_refused(unfinished: Run) -> None:
 
 
 def test_the_ledger_of_another_run_is_refused(unfinished: Run, whole: Run, tmp_path: Path) -> None:
-    twin = train("pe-vdn-c", tmp_path / "twin", steps=400)  # the same settings, other books
+    twin = train("pe-vdn-c", tmp_path / "twin", steps=400)  # the same settings, another ledger
     other = train("pe-vdn-c", tmp_path / "other", steps=400, seed=9)
     for foreign, sentence in (
         (twin, "lacks the line that the checkpoint refers to"),

@@ -1,9 +1,9 @@
-"""A search for a sequence of faults after which the ledger holds less than was done.
+"""Search for a sequence of faults after which the ledger counts too few updates.
 
-The training is the real one, in this process. A wrapper around the compiled program writes down
-the ground truth: every distinct transition from one state to another, and the updates in it. The
-same transition made twice releases nothing new and counts once. Whatever happens, the updates that
-the run consists of and those that its ledger calls lost have to cover the ground truth.
+The training is the real one, in this process. A wrapper around the compiled program records the
+ground truth: every distinct transition from one state to another, and its updates. A repeated
+transition releases nothing new and counts once. After any faults, the updates in the run and those
+that its ledger calls lost must cover the ground truth.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ WANTED = config.make(
 
 
 class Killed(BaseException):
-    """As sudden as it gets within one process: nothing that handles errors sees it."""
+    """Ends a training within one process; no error handler catches it."""
 
 
 @dataclass
 class Fault:
-    """What goes wrong in a training, and when: at the n-th occasion that there is for it."""
+    """A fault and when it strikes: at its n-th opportunity."""
 
     kind: str = "none"
     when: int = 0
@@ -91,7 +91,7 @@ def total(rows: Any) -> list[int]:
 
 
 class Laboratory:
-    """Where trainings go wrong as planned. One run at a time."""
+    """Injects faults into trainings, one run at a time."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
         self.folder, self.number = folder, 0
@@ -110,7 +110,7 @@ class Laboratory:
         patch.setattr(runs._Training, "_check_host_memory", lambda _: self._settled())
 
     def fresh(self, **changes: Any) -> Run:
-        """A run that was asked for, and not begun."""
+        """Return a configured run that has not started."""
         run = self.place()
         run.path.mkdir()
         (run.path / "config.yaml").write_text(config.to_text(WANTED, OPTIONS.replace(changes)))
@@ -122,7 +122,7 @@ class Laboratory:
         return Run(self.folder / f"run-{self.number}")
 
     def resume(self, run: Run, kind: str = "none", when: int = 0, new_noise: bool = False) -> None:
-        """Train until the run is finished or something goes wrong."""
+        """Train until the run is finished or the fault strikes."""
         self.fault = Fault(kind, when)
         try:
             pevdn.resume(run.path, new_noise=new_noise)
@@ -284,7 +284,7 @@ FAULTS = st.one_of(
 
 def machine(laboratory: Laboratory, undisturbed: list[dict[str, Any]]) -> type:
     class Operator(RuleBasedStateMachine):
-        """Somebody who trains, with bad luck."""
+        """A user whose training fails again and again."""
 
         def __init__(self) -> None:
             super().__init__()

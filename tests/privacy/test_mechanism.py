@@ -1,4 +1,4 @@
-"""One release: what is clipped, what is added, and what it is divided by."""
+"""One release: clipping, noise and divisor."""
 
 import math
 

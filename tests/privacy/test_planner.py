@@ -1,4 +1,4 @@
-"""Claims about planning: what it will cost, and what a budget affords."""
+"""Planning: the ε of a training before it starts, and the settings that a budget allows."""
 
 from __future__ import annotations
 

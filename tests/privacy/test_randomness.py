@@ -1,4 +1,4 @@
-"""Claims about where random numbers come from: keys that nobody guesses, and none used twice."""
+"""Random keys: secret ones cannot be guessed, and no key is used twice."""
 
 import json
 import shutil

@@ -21,7 +21,7 @@ RECIPE = Plan(4096, 128, noise_multiplier=1.344, delta=4.88e-4, update_every=4)
 
 @pytest.mark.parametrize("observer", ["agent", "team"])
 def test_runs_that_learn_from_the_same_episodes_compose(observer):
-    """As dp-accounting says if it is told of every update of every run."""
+    """Equals dp-accounting with every update of every run."""
     step = dp.PoissonSampledDpEvent(
         1 / 32, dp.GaussianDpEvent(RECIPE.mechanism.noise_seen(observer))
     )

@@ -135,7 +135,7 @@ def test_a_person_reads_the_table_and_the_words(figure: tuple[Path, dict[str, An
 
 
 def test_a_run_with_more_seeds_counts_with_its_first_ones(tmp_path: Path) -> None:
-    """And one that was saved at other times counts as it is."""
+    """A different checkpoint_every is accepted."""
     [wanted] = [a for a in figure1.arms(Request(tmp_path, 2, 400_000)) if a.name == "team-8"]
     made = presets.configure(None, seeds=3, preset=wanted.name)
     other = RuntimeOptions(checkpoint_every=7_777)

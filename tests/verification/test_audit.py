@@ -1,8 +1,8 @@
-"""The audit: it leaves the real mechanism alone, and finds every planted mistake.
+"""The audit: it passes the real mechanism and finds every planted bug.
 
-Seeds are fixed. All bounds of an audit hold at once but for a chance of 5 %. That a bound is large
-enough is asserted three of its standard deviations below its mean, both from thirty audits of
-numbers drawn by hand from the claimed distributions.
+Seeds are fixed. All bounds of an audit hold simultaneously with 95 % confidence. Thresholds for
+large bounds are three standard deviations below the mean, both from thirty audits of scores drawn
+from the claimed distributions.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_a_broken_mechanism_is_exposed(plant: str):
 
 
 def test_a_team_claim_without_root_n_is_exposed_and_nothing_else_is():
-    """The program is as it should be, so what is seen of it is the same; only the claim is not."""
+    """The program is correct, so its scores are the same; only the claim is wrong."""
     document = audited(1.0, plant="no-root-n")
     (agent,), (team,) = rows(document, "agent"), rows(document, "team")
     assert agent["passed"] and not team["passed"] and document["delta"] == 8**-1.1

@@ -1,4 +1,4 @@
-"""No data of one agent reaches another but through the exchange: the proof, and what it catches."""
+"""The data-flow proof: no agent's data reaches another except through the exchange."""
 
 from functools import cache
 
@@ -447,7 +447,7 @@ def test_a_while_loop_hands_on_from_turn_to_turn():
 
 
 def test_what_a_loop_changes_may_end_it():
-    """b reaches the counter in the first turn, and so decides in the second how a goes on."""
+    """b reaches the counter in the first iteration, and so a's condition in the second."""
 
     def ends(a, b, c):
         def body(carry):

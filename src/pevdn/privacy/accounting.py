@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -101,13 +101,15 @@ class Mechanism(NamedTuple):
         """Return the largest exposure up to `at_most` whose ε stays within the budget."""
         if self.epsilon(at_most, observer) <= budget:
             return at_most
-        low, high = 0, at_most  # ε(low) is within, ε(high) is above
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self.epsilon(middle, observer) <= budget else (low, middle)
-            )
-        return low
+        return largest_accepted(lambda n: self.epsilon(n, observer) <= budget, 0, at_most)
+
+
+def largest_accepted(accepted: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest accepted integer by bisection; `low` is accepted and `high` is not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) else (low, middle)
+    return low
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ before the program continues, and moves the ledger from one state to the next:
 - *Lineage*: the settle and renew lines that lead from the start to the current end of the run.
   A repetition is not part of it: it reaches a state that the lineage already contains.
 - *Position*: the last entry of the lineage that a state contains; a checkpoint stores it.
-- *Pending*: the entries of the lineage behind the position after a restart. Settled chunks are
+- *Pending*: the entries of the lineage after the position, following a restart. Settled chunks are
   computed again, from the same state with the same random numbers, and renewals are applied
   again, each in its place. A repetition with an equal digest releases nothing new and adds nothing
   to ε. With a different digest the same noise would hide two different gradients: it is refused.
@@ -128,18 +128,10 @@ class Ledger:
         (folder / HEAD).unlink(missing_ok=True)
         path.write_text("")
         ledger = cls(folder, [])
-        ledger._append(
-            "open",
-            version=VERSION,
-            run=run,
-            nonce=secrets.token_hex(8),
-            seeds=seeds,
-            randomness=randomness,
-            mechanism=mechanism._asdict(),
-            planned=planned,
-            affordable=affordable,
-            inode=path.stat().st_ino,
-        )
+        facts: Line = {"version": VERSION, "run": run, "nonce": secrets.token_hex(8)}
+        facts |= {"seeds": seeds, "randomness": randomness, "mechanism": mechanism._asdict()}
+        facts |= {"planned": planned, "affordable": affordable, "inode": path.stat().st_ino}
+        ledger._append("open", **facts)
         sync_directory(folder)
         return ledger
 

@@ -20,7 +20,7 @@ from pevdn.config import presets
 from pevdn.config.experiment import STEPS, Config, default_delta, quarter, updates_due
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import OBSERVERS, Mechanism
+from pevdn.privacy.accounting import OBSERVERS, Mechanism, largest_accepted
 
 UNLUCKY = 1e-9  # probability that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes of a plan without a number of steps
@@ -185,12 +185,9 @@ def check_preset(
 
 def report(plan: Plan) -> dict[str, Any]:
     """Return ε for each observer, the proven one first, by each accountant, and its inputs."""
+    q, noise = plan.mechanism.sampling_rate, plan.noise_multiplier
     claim, claimed_delta = accounting.theorem_1(
-        plan.buffer_size,
-        plan.throughput,
-        plan.mechanism.sampling_rate,
-        plan.noise_multiplier,
-        plan.delta,
+        plan.buffer_size, plan.throughput, q, noise, plan.delta
     )
     document: dict[str, Any] = {
         "epsilon_team": plan.epsilon("team"),
@@ -274,13 +271,10 @@ def largest_batch(plan: Plan, target: float, observer: str) -> Plan:
             f"the {observer} observer; raise the noise multiplier (now {plan.noise_multiplier:g}) "
             "or the target."
         )
-    low, high = 1, plan.buffer_size + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle, COARSE) else (low, middle)
-    while low < plan.buffer_size and within(low + 1):
-        low += 1
-    return dataclasses.replace(plan, batch_size=low)
+    batch = largest_accepted(lambda size: within(size, COARSE), 1, plan.buffer_size + 1)
+    while batch < plan.buffer_size and within(batch + 1):
+        batch += 1
+    return dataclasses.replace(plan, batch_size=batch)
 
 
 def _check_target(target: float, observer: str) -> None:

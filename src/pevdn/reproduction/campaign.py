@@ -147,15 +147,16 @@ def train_all(
         try:
             arm.train(overall, devices)
         except Interrupted:
-            raise Interrupted(
-                f"stopped in {arm.name}, {overall.place}; everything is saved, repeat the command "
-                "to continue."
-            ) from None
+            raise _stopped(f"{arm.name}, {overall.place}") from None
         except MessageRefused as reason:
             if not may_refuse:
                 raise
             write_atomically(arm.path / REFUSED, str(reason))
             observer.note(f"{arm.name}: {reason}")
+
+
+def _stopped(where: str) -> Interrupted:
+    return Interrupted(f"stopped in {where}; everything is saved, repeat the command to continue.")
 
 
 class _Clock:
@@ -245,10 +246,7 @@ def _side_by_side(
             for process in working.values():
                 process.wait()
     if stop:
-        names = ", ".join(arm.name for arm in working) or "no arm"
-        raise Interrupted(
-            f"stopped in {names}; everything is saved, repeat the command to continue."
-        )
+        raise _stopped(", ".join(arm.name for arm in working) or "no arm")
 
 
 def _start(arm: Arm, devices: int | str) -> subprocess.Popen[bytes]:

@@ -90,3 +90,10 @@ def released_rows(rows: Sequence[Row], *arms: str) -> list[Row]:
 
 def released_row(rows: Sequence[Row], arm: str) -> Row:
     return released_rows(rows, arm)[0]
+
+
+def share_of(row: Row, baseline: str) -> str:
+    """Return `81% of vdn (75% to 88%)`, without the interval if there is none."""
+    share, low, high = (row[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
+    bounds = "" if low is None else f" ({low:.0%} to {high:.0%})"
+    return f"{share:.0%} of {baseline}{bounds}"

@@ -10,7 +10,7 @@ import numpy as np
 from pevdn.reproduction import measure, paper, statistics
 from pevdn.reproduction.campaign import Arm
 from pevdn.reproduction.drawing import clear, legend
-from pevdn.reproduction.experiment import VDNS, Request, released_row, released_rows
+from pevdn.reproduction.experiment import VDNS, Request, released_row, released_rows, share_of
 from pevdn.reproduction.measure import Curves, Row
 
 NAME, TITLE = "figure1", "The paper's Figure 1, reproduced"
@@ -84,13 +84,8 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
             _curve(axes, curves, COLOURS[name], label)
             if (published := measure.published(theirs)) is not None:
                 known = published.upto(curves.steps[-1])
-                axes.plot(
-                    known.steps / 1000,
-                    known.smooth[0],
-                    color=COLOURS[name],
-                    alpha=0.75,
-                    **DASHED,
-                )
+                how = {"color": COLOURS[name], "alpha": 0.75, **DASHED}
+                axes.plot(known.steps / 1000, known.smooth[0], **how)
         legend(axes, Line2D([], [], color="0.4", label="the paper, one run", **DASHED))
         axes.set(xlabel="environment steps, thousands", ylim=(-0.02, 1.02))
         axes.set_xlim(0, float(lines[0][1].steps[-1]) / 1000)
@@ -152,17 +147,15 @@ def _as_good_as_vdn(row: Row) -> str:
         "pe-vdn-a": "it computes VDN's gradient",
         "pe-vdn-b": "it computes VDN's gradient to the precision of the encoding",
     }[row["arm"]]
-    share, low, high = (row[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
+    low, high = row["share_of_vdn_low"], row["share_of_vdn_high"]
     if low is None:
         return f"{row['arm']} should equal vdn, since {why}; these seeds cannot show it."
+    what = f"{row['arm']} keeps {share_of(row, 'vdn')}"
     if low <= 1 <= high:
-        return (
-            f"{row['arm']} keeps {share:.0%} of vdn ({low:.0%} to {high:.0%}): no significant "
-            f"difference, as expected, since {why}."
-        )
+        return f"{what}: no significant difference, as expected, since {why}."
     return (
-        f"{row['arm']} keeps {share:.0%} of vdn ({low:.0%} to {high:.0%}), although {why}: either "
-        "chance, which a 95 % interval allows one time in twenty, or a bug to investigate."
+        f"{what}, although {why}: either chance, which a 95 % interval allows one time in twenty, "
+        "or a bug to investigate."
     )
 
 
@@ -204,7 +197,6 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     if None in (ours["share_of_vdn"], theirs["share_of_vdn"]):
         return [*sentences, "vdn has win rate 0, so shares of it are undefined."]
     share, least, most = (ours[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
-    bounds = "" if least is None else f" ({least:.0%} to {most:.0%})"
     if least is None:
         verdict = "; one seed cannot show whether this is more or less than"
     elif least <= claimed <= most:
@@ -212,7 +204,7 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     else:
         verdict = ", more than" if share > claimed else ", less than"
     sentences.append(
-        f"{OURS} keeps {share:.0%}{bounds} of {ours['baseline']} with its "
+        f"{OURS} keeps {share_of(ours, ours['baseline'])} with its "
         f"{ours['model']} model{verdict} the {claimed:.0%} that the paper's anchor keeps of its "
         "own VDN."
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pevdn.reproduction.campaign import Arm
 from pevdn.reproduction.drawing import errors, legend, style
-from pevdn.reproduction.experiment import Request, released_row
+from pevdn.reproduction.experiment import Request, released_row, share_of
 from pevdn.reproduction.measure import Row
 
 NAME, TITLE = "agents", "Win rate and traffic against team size"
@@ -50,13 +50,8 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
         own = _rows_of(rows, algorithm)
         sizes = [row["agents"] for row in own]
         errors(won, sizes, own, colour, algorithm)
-        sent.plot(
-            sizes,
-            [row["bytes_per_agent"] / 1e6 for row in own],
-            "o-",
-            color=colour,
-            label=algorithm,
-        )
+        megabytes = [row["bytes_per_agent"] / 1e6 for row in own]
+        sent.plot(sizes, megabytes, "o-", color=colour, label=algorithm)
     won.set(ylabel="win rate, last quarter", ylim=(-0.02, 1.02))
     sent.set(ylabel="sent by an agent, MB", yscale="log")
     sent.yaxis.set_major_formatter("{x:g}")
@@ -79,12 +74,11 @@ def conclusions(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
         f"replay buffer holds {arms[0].config.settings.buffer_size:,} episodes on every map."
     ]
     for row in _rows_of(rows, "pe-vdn-b"):
-        share, low, high = (row[f"share_of_vdn{x}"] for x in ("", "_low", "_high"))
         vdn = released_row(rows, row["baseline"])
-        kept = "VDN has win rate 0" if share is None else f"{share:.0%} of VDN"
-        bounds = f" ({low:.0%} to {high:.0%})" if low is not None else ""
+        undefined = row["share_of_vdn"] is None
+        kept = "VDN has win rate 0" if undefined else share_of(row, "VDN")
         sentences.append(
-            f"{row['env']}, {row['agents']} agents: {row['win_rate']:.3f}, {kept}{bounds}; an "
+            f"{row['env']}, {row['agents']} agents: {row['win_rate']:.3f}, {kept}; an "
             f"agent sends {row['bytes_per_agent'] / 1e6:,.0f} MB, with VDN "
             f"{vdn['bytes_per_agent'] / 1e6:,.0f} MB to the central node."
         )

@@ -62,16 +62,11 @@ def conclusions(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
     ]
     for row in (row for row in rows if row["arm"] != EXACT):
         low, high = row["share_of_vdn_low"], row["share_of_vdn_high"]
+        verdict = "no significant difference"
         if low is None:
             verdict = "these seeds cannot show a difference"
-        else:
-            verdict = (
-                "no significant difference"
-                if low <= 1 <= high
-                else "better"
-                if low > 1
-                else "worse"
-            )
+        elif low > 1 or high < 1:
+            verdict = "better" if low > 1 else "worse"
         sentences.append(
             f"Precision {row['precision']}: {row['win_rate']:.3f}, messages within "
             f"±{row['message_limit']:,.0f}; {verdict}."

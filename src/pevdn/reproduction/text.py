@@ -15,13 +15,9 @@ NONE = "–"
 def command(request: Request, study: str | None) -> str:
     """Return the command that repeats the experiment, in Python if the CLI has no such options."""
     if request.env or request.settings:
-        options = {
-            "study": study,
-            "seeds": request.seeds,
-            "steps": request.steps,
-            "env": request.env,
-        }
+        options = {name: getattr(request, name) for name in ("seeds", "steps", "env")}
         options |= {"quick": request.quick or None, "out": str(request.out), **request.settings}
+        options = {"study": study} | options
         arguments = (f"{name}={value!r}" for name, value in options.items() if value is not None)
         return f"pevdn.reproduce({', '.join(arguments)})"
     words = ["pevdn reproduce", f"--seeds {request.seeds}", f"--steps {request.steps}"]

@@ -65,10 +65,7 @@ class Violation(NamedTuple):
 
 
 def violations(simulation: Simulation) -> list[Violation]:
-    """Return every flow in the programs of a simulation that the policy forbids.
-
-    Nothing is compiled.
-    """
+    """Return every forbidden flow in the programs of a simulation; nothing is compiled."""
     watched = watch(simulation)
     state = jax.eval_shape(watched.start, jax.ShapeDtypeStruct((1,), jnp.int32))
     owners = policy(state)

@@ -1,4 +1,4 @@
-"""Membership shows without noise, and no more than ε allows with it."""
+"""Membership inference: it succeeds without noise, and within the bound of ε with it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_membership_shows_less_the_smaller_epsilon_is_and_never_more_than_is_all
     found = infer(24, math.inf, 8.0, 1.0, 0.1)
     for observer in ("agent", "team"):
         clipped, large, _, small = (found[e, observer] for e in (math.inf, 8.0, 1.0, 0.1))
-        assert clipped.estimate.low > 0.7  # clipping alone protects nobody
+        assert clipped.estimate.low > 0.7  # clipping alone does not protect
         assert clipped.estimate.low > large.estimate.high > large.estimate.low > 0.5
         assert large.estimate.low > small.estimate.high
         assert small.estimate.contains_chance

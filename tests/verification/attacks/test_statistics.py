@@ -1,4 +1,4 @@
-"""How well an attack does: AUC, intervals, and the bound by ε."""
+"""Statistics of attacks: AUC, intervals, and the bound by ε."""
 
 from __future__ import annotations
 

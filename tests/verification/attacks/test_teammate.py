@@ -1,4 +1,4 @@
-"""A curious teammate reads messages and sums, and nothing from shares."""
+"""A curious teammate: messages and sums reveal private features, shares do not."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_composed_teams_borrow_from_other_episodes_of_the_same_half_and_step() -
     messages[0] = 0.0
     sums, possible = teammate.composed(messages, running, half, 8, generator(1))
     assert possible.all() and list(sums) == [2, 3, 5, 8]
-    assert not sums[2].any()  # nobody is added
+    assert not sums[2].any()  # no teammate is added
     assert not sums[3].any()  # agent 2, whose messages are nought
     borrowed = sums[5]  # agents 2, 1, 2
     steps, lenders = np.divmod(borrowed, 10_000)

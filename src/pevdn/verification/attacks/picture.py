@@ -93,19 +93,7 @@ def _points(
     line: str = "",
 ) -> None:
     values = [row["auc"] for row in rows]
-    reach = [
-        [row["auc"] - row["low"] for row in rows],
-        [row["high"] - row["auc"] for row in rows],
-    ]
-    axes.errorbar(
-        places,
-        values,
-        reach,
-        color=colour,
-        marker=marker,
-        markersize=9 if marker == "*" else 5,
-        linestyle=line,
-        linewidth=1,
-        capsize=2,
-        label=label,
-    )
+    reach = [[r["auc"] - r["low"] for r in rows], [r["high"] - r["auc"] for r in rows]]
+    size = 9 if marker == "*" else 5
+    how = {"color": colour, "marker": marker, "markersize": size, "linestyle": line}
+    axes.errorbar(places, values, reach, linewidth=1, capsize=2, label=label, **how)
