@@ -310,7 +310,7 @@ def test_a_private_policy_says_what_the_ledger_says_of_its_seed(
     assert "no matter when or why the training ended" in facts["privacy"]
     assert "neighbours by zero-out" in facts["privacy"] and "selected anchors" in facts["privacy"]
     assert (
-        "epsilon_agent counts one agent's own gradients alone and is no bound" in facts["privacy"]
+        "epsilon_agent covers one agent's own gradients alone and is no bound" in facts["privacy"]
     )
 
 
