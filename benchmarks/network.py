@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.network import keys, local
 from pevdn.network import roster as rosters
 from pevdn.network import secure_sum as sums

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 
 import pevdn  # noqa: F401  (sets the XLA flags)
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
+from pevdn.config.settings import MOST, parse_assignments
 from pevdn.simulation.devices import Lanes
 from pevdn.simulation.program import Simulation
 
@@ -31,16 +32,16 @@ SHOWN = 40
 
 def main() -> None:
     algorithm = sys.argv[1] if len(sys.argv) > 1 else "pe-vdn-b"
-    wanted = config.make(algorithm, settings=config.parse_assignments(sys.argv[2:]))
+    wanted = config.make(algorithm, settings=parse_assignments(sys.argv[2:]))
     sim, seeds = Simulation(worlds.make(wanted.env), wanted), jnp.arange(1)
     advance = sim.compile(Lanes(1, 1, print).jit)
-    state, limit = jax.jit(sim.start)(seeds), jnp.array([config.MOST], jnp.int32)
-    blocks = 2 + wanted.learning_starts // sim.block
-    state = advance(state, jnp.int32(config.MOST), jnp.int32(blocks), limit)
+    state, limit = jax.jit(sim.start)(seeds), jnp.array([MOST], jnp.int32)
+    blocks = 2 + wanted.learning_starts // wanted.block_size
+    state = advance(state, jnp.int32(MOST), jnp.int32(blocks), limit)
     jax.block_until_ready(state)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready(advance(state, jnp.int32(config.MOST), jnp.int32(1), limit))
+            jax.block_until_ready(advance(state, jnp.int32(MOST), jnp.int32(1), limit))
         (found,) = Path(folder).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(found.read_bytes()))["traceEvents"]
 

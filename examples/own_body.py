@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.network import keys
 from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Seen
 from pevdn.network.member import run_member

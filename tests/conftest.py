@@ -46,7 +46,6 @@ def compiled_once() -> Iterator[None]:
     parts = ("advance", "evaluate", "keep_anchor", "compile_seconds")
     outside = {
         "eval_every": 1,
-        "checkpoint_every": 1,
         "anchor_threshold": 0.0,
         "epsilon_budget": 0.0,
         "budget_observer": "team",
@@ -54,7 +53,7 @@ def compiled_once() -> Iterator[None]:
     }
 
     def compile_once(self: Any) -> None:
-        if self.config.settings.buffer == "host":  # its programs come with its episodes
+        if self.options.buffer == "host":  # its programs come with its episodes
             return real(self)
         settings = dataclasses.replace(self.config.settings, **outside)
         program = dataclasses.replace(self.config, steps=1, seed=0, settings=settings)

@@ -9,7 +9,8 @@ import pytest
 from support import cli
 
 from pevdn.config import presets
-from pevdn.config import settings as config
+from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.settings import setting_fields
 from pevdn.privacy.planner import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,16 +29,16 @@ def test_the_examples_for_python_run_as_written(tmp_path, monkeypatch, capsys):
 
 def test_every_setting_is_on_the_settings_page_with_its_default():
     page = (ROOT / "docs" / "settings.md").read_text()
-    private = config.ALGORITHMS["pe-vdn-c"].defaults
-    for name, field in config.setting_fields().items():
+    private = ALGORITHMS["pe-vdn-c"].defaults
+    for name, field in setting_fields().items():
         own = f" (`pe-vdn-c`: {private[name]})" if name in private else ""
         assert f"| `{name}` | {field.default}{own} | {field.metadata['meaning']} |" in page
 
 
-def test_every_test_that_the_privacy_page_names_exists():
-    page = (ROOT / "docs" / "privacy.md").read_text()
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", page))
+def test_every_test_that_the_privacy_and_deployment_pages_name_exists():
+    pages = [(ROOT / "docs" / name).read_text() for name in ("privacy.md", "deploy.md")]
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", "".join(pages)))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
 
@@ -85,5 +86,15 @@ def test_the_epsilons_of_the_results_are_what_the_planner_says():
 
 def test_every_link_between_pages_leads_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in _anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The ids of a page's headings, as GitHub makes them, and those set by hand."""
+    text = page.read_text()
+    titles = (re.sub(r"[^\w\s-]", "", x).strip() for x in re.findall(r"^#+ (.*)$", text, re.M))
+    made = {title.lower().replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))

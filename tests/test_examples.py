@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import UsageError
 from pevdn.network import keys, roster
 from pevdn.network.environment import ENDED, GOING, Seen

@@ -128,7 +128,7 @@ def test_many_seeds_are_started_on_few_cores() -> None:
     program = """
 import jax, jax.numpy as jnp
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.simulation.program import Simulation
 settings = {"buffer_size": 16, "expected_batch_size": 4, "hidden_size": 32}
 world = worlds.make("toy:coordination")

@@ -10,7 +10,7 @@ from support import slow
 
 from pevdn import worlds
 from pevdn.agent import learning, networks, recurrent
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.simulation.program import Simulation
 from pevdn.training.loop import evaluation_keys
 
@@ -174,7 +174,7 @@ def test_an_additive_value_settles_at_7_of_8_in_the_two_step_game(algorithm):
 
 def test_a_private_team_learns_when_the_noise_is_small_and_does_not_when_it_drowns():
     settings = {
-        **{"sampling": "poisson", "learning_starts": 50, "network": "recurrent"},
+        **{"learning_starts": 50, "network": "recurrent"},
         **{"update_every": 1, "parallel_episodes": 8, "learning_rate_end": 1.0},
         **{"buffer_size": 200, "expected_batch_size": 16, "hidden_size": 8, "clip_norm": 1.0},
     }

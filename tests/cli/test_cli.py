@@ -13,7 +13,8 @@ from support import Said, cli, content, finish, python, start, train_arguments
 
 import pevdn
 from pevdn import worlds
-from pevdn.config.settings import ALGORITHMS, setting_fields
+from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.settings import setting_fields
 from pevdn.training.loop import Run
 
 COMMANDS = [

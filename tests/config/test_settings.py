@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pevdn.config import settings as config
-from pevdn.config.settings import ALGORITHMS, Config, make
+from pevdn.config import experiment as config
+from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.experiment import Config, make
+from pevdn.config.settings import parse_assignments, setting_fields
 from pevdn.errors import UsageError
 
-FIELDS = config.setting_fields()
+FIELDS = setting_fields()
 NUMBERS = [name for name, field in FIELDS.items() if type(field.default) in (int, float)]
 
 
@@ -196,7 +198,7 @@ def test_what_is_set_wins_over_what_the_algorithm_brings() -> None:
 
 
 def test_assignments_are_split_at_the_first_equals_sign() -> None:
-    assert config.parse_assignments(["gamma=0.9", " optimizer = sgd ", "a=b=c"]) == {
+    assert parse_assignments(["gamma=0.9", " optimizer = sgd ", "a=b=c"]) == {
         "gamma": "0.9",
         "optimizer": "sgd",
         "a": "b=c",
@@ -206,7 +208,7 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
 @pytest.mark.parametrize("text", ["gamma", "=0.9", ""])
 def test_an_assignment_without_a_name_or_an_equals_sign_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"takes name=value, as in gamma=0\.95"):
-        config.parse_assignments([text])
+        parse_assignments([text])
 
 
 @pytest.mark.parametrize(

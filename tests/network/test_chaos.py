@@ -27,8 +27,8 @@ import pytest
 from support import PRIVATE, SMALL, python
 
 from pevdn import worlds
-from pevdn.config import settings as config
-from pevdn.config.settings import fingerprint
+from pevdn.config import experiment as config
+from pevdn.config.experiment import fingerprint
 from pevdn.network import keys, party, transport
 from pevdn.network import member as process
 from pevdn.network import roster as rosters

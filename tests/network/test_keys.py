@@ -22,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import cli, finish, python
 
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config, setting_fields
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import Config
+from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
 
 pytest.importorskip("cryptography")

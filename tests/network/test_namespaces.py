@@ -15,7 +15,7 @@ import pytest
 from support import SMALL
 
 import pevdn
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.network import keys, local, status
 from pevdn.network.roster import WORLD, Roster
 

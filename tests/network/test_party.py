@@ -31,8 +31,8 @@ from support import Said, start
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as configuration
-from pevdn.config.settings import fingerprint
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import fingerprint
 from pevdn.errors import PevdnError, UsageError
 from pevdn.privacy.accounting import Spent
 from pevdn.privacy.ledger import Ledger

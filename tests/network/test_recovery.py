@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pevdn.agent.packed_replay import PackedReplay
-from pevdn.config import settings as configuration
+from pevdn.config import experiment as configuration
 from pevdn.errors import PevdnError, UsageError
 
 pytest.importorskip("pevdn.network.transport", reason="the extra is not installed")

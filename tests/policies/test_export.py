@@ -23,7 +23,8 @@ from support import PRIVATE, SMALL, cli, finish, python, train
 import pevdn
 from pevdn import worlds
 from pevdn.agent import networks
-from pevdn.config import settings as configuration
+from pevdn.config import experiment as configuration
+from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network.mind import Mind
 from pevdn.network.recovery import Journal
@@ -31,14 +32,14 @@ from pevdn.policies import export
 from pevdn.policies.policy import AgentPolicy, describe_model
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
-from pevdn.simulation.host import simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
 from pevdn.worlds.interface import AgentSpec, EntityGroup
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGE = EXAMPLES.parent / "docs" / "export.md"
-NETWORKS = configuration.setting_fields()["network"].metadata["choices"]
+NETWORKS = setting_fields()["network"].metadata["choices"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def player() -> Iterator[ModuleType]:
 def fresh(out: Path, algorithm: str, env: str, seeds: int = 2, **settings: Any) -> Run:
     """A run with one empty episode and nothing learnt; seeds and agents have other parameters."""
     config = configuration.make(algorithm, env, 100, seeds, 5, {**SMALL, **settings})
-    simulation = simulation_for(worlds.make(env), config)
+    simulation = Simulation(worlds.make(env), config)
     out.mkdir(parents=True)
     (out / "config.yaml").write_text(configuration.to_text(config))
     state = jax.jit(simulation.start)(jnp.arange(5, 5 + seeds))

@@ -9,7 +9,6 @@ the run consists of and those that its ledger calls lost have to cover the groun
 from __future__ import annotations
 
 import copy
-import dataclasses
 import errno
 import json
 import os
@@ -29,18 +28,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as search
-from support import PRIVATE, checkpoints_in, content
+from support import OPTIONS, PRIVATE, checkpoints_in, content
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.errors import Interrupted, PevdnError, UsageError
 from pevdn.privacy.accounting import Mechanism, Spent
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import simulation_for
-from pevdn.training import checkpoint, figures
+from pevdn.simulation.program import Simulation
+from pevdn.training import accountant, checkpoint, figures, memory
 from pevdn.training import loop as runs
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Run
@@ -102,21 +101,19 @@ class Laboratory:
         patch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: 0.0))  # same chunks always
         patch.setattr(figures, "draw_curve", lambda run, guaranteed: None)
         patch.setattr(Mechanism, "spent", lambda self, n: Spent(n, n, self.delta))  # PLDs are slow
-        patch.setattr(runs, "_check_memory", lambda *_: None)
+        patch.setattr(memory, "check_device_buffers", lambda *_: None)
         patch.setattr(Lanes, "jit", self._once(Lanes.jit))
         patch.setattr(runs._Training, "_compile", self._watched(runs._Training._compile))
         patch.setattr(Checkpoints, "save", self._saving(Checkpoints.save))
         patch.setattr(checkpoint, "_seal", self._sealing(checkpoint._seal))
         patch.setattr(os, "fsync", self._fsync)
-        patch.setattr(runs._Training, "_refuse_to_swap", lambda _: self._settled())
+        patch.setattr(runs._Training, "_check_host_memory", lambda _: self._settled())
 
     def fresh(self, **changes: Any) -> Run:
         """A run that was asked for, and not begun."""
         run = self.place()
         run.path.mkdir()
-        changed = dataclasses.replace(WANTED.settings, **changes)
-        wanted = dataclasses.replace(WANTED, settings=changed)
-        (run.path / "config.yaml").write_text(config.to_text(wanted))
+        (run.path / "config.yaml").write_text(config.to_text(WANTED, OPTIONS.replace(changes)))
         self.truth = Truth()
         return run
 
@@ -165,12 +162,12 @@ class Laboratory:
 
             def watching(state: Any, *rest: Any) -> Any:
                 self._point()
-                before, updates = runs.digest(state), np.array(state.updates)
+                before, updates = accountant.state_digest(state), np.array(state.updates)
                 key = np.asarray(jax.random.key_data(state.key)).tobytes()
                 assert self.truth.keys.setdefault(key, before) == before, "noise is used twice"
                 state = advance(state, *rest)
                 made = (np.asarray(state.updates) - updates).tolist()
-                self.truth.transitions[before, runs.digest(state)] = made
+                self.truth.transitions[before, accountant.state_digest(state)] = made
                 self.truth.applied.update(dict(enumerate(made)))
                 self._point()
                 for name in ("SIGTERM", "SIGINT"):
@@ -481,21 +478,21 @@ def test_no_ledger_is_begun_over_one_whose_files_are_gone(
 
 def test_a_renewal_uses_no_key_of_the_block_that_it_gives_up() -> None:
     """`fold_in(key, n)` is `split(key, 3)[n]`: without a salt the keys of the block come again."""
-    simulation = simulation_for(worlds.make(WANTED.env), WANTED)
+    simulation = Simulation(worlds.make(WANTED.env), WANTED)
     state = jax.jit(simulation.start)(jax.numpy.arange(SEEDS))
 
     def drawn(keys: Any) -> set[bytes]:
         """All keys that training derives for the next blocks, and those that it starts from."""
         found, start = [keys], keys
         for _ in range(3):
-            start, *more, _ = simulation._draw(start, state.env_steps)
+            start, *more, _ = simulation.draw(start, state.env_steps)
             found += [start, *more]
         rows = [np.asarray(jax.random.key_data(x)).reshape(-1, 2) for x in found]
         return {row.tobytes() for row in np.concatenate(rows)}
 
     lost = drawn(state.key)
     for nonce in (f"{n:032x}" for n in (0, 1, 2, 3, 2**64, 2**128 - 1)):
-        assert not drawn(runs.renewed(state.key, nonce)) & lost
+        assert not drawn(accountant.renewed(state.key, nonce)) & lost
     for number in (1, 2):  # as it was
         old = jax.vmap(lambda key, n=number: jax.random.fold_in(key, n))(state.key)
         assert drawn(old) & lost
@@ -503,7 +500,8 @@ def test_a_renewal_uses_no_key_of_the_block_that_it_gives_up() -> None:
 
 def test_every_renewal_and_every_seed_has_keys_of_its_own() -> None:
     keys = jax.vmap(jax.random.key)(jax.numpy.arange(4))
-    found = [jax.random.key_data(runs.renewed(keys, f"{n:032x}")) for n in (0, 1, 2**32, 2**96)]
+    nonces = (f"{n:032x}" for n in (0, 1, 2**32, 2**96))
+    found = [jax.random.key_data(accountant.renewed(keys, nonce)) for nonce in nonces]
     assert len({np.asarray(row).tobytes() for row in np.concatenate(found)}) == 16
 
 

@@ -16,7 +16,7 @@ import pytest
 from support import TIMES, Said, cli, finish, metrics_of, python, saved, train, train_arguments
 
 import pevdn
-from pevdn.config.settings import fingerprint
+from pevdn.config.experiment import fingerprint
 from pevdn.errors import Interrupted
 from pevdn.privacy.ledger import FILE, Ledger
 from pevdn.simulation.devices import Lanes
@@ -38,7 +38,7 @@ REFUSED = {
     "3": "seeds is 4, which 3 devices cannot share evenly; train a multiple of 3 seeds, or set "
     "devices to 2.",
     "5": "devices is 5, but JAX finds 4 here",
-    "2 --buffer host": "devices is 2, but a run with buffer=host has one",
+    "2 --buffer host": "devices is 2, but a run with buffer=host uses one",
 }
 
 

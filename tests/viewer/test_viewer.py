@@ -23,7 +23,7 @@ from support import PRIVATE, SMALL, cli
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
 from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints

@@ -27,4 +27,4 @@ def epsilon_greedy(chance: Array, q: Array, available: Array, epsilon: Array) ->
 
 def exploration(env_steps: Array, start: float, end: float, over: int) -> Array:
     """Return ε after `env_steps`: linear from `start` to `end` over `over` steps, then constant."""
-    return jnp.maximum(end, start - (start - end) * env_steps / max(over, 1))
+    return jnp.maximum(end, start - (start - end) * env_steps / over)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 
 PLAY, UPDATE, EVALUATE, END = "play", "update", "evaluate", "end"
 

@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pevdn.config.settings import Config, number
+from pevdn.config.experiment import Config
+from pevdn.config.settings import number
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network import roster
 from pevdn.network.roster import PATIENCE, WORLD, Member, Roster

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pevdn import worlds
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.errors import Interrupted, PevdnError, UsageError
 from pevdn.network import keys, status
 from pevdn.network import roster as rosters

@@ -23,7 +23,7 @@ from pevdn.agent.learning import Learner, Memo
 from pevdn.agent.networks import Parameters
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
 from pevdn.exchange.secret_shared import Code, decode, encode, fits, saturate
 from pevdn.simulation.program import horizons_for, optimiser_for, part_for, rates_for, release_for
 from pevdn.worlds.interface import AgentSpec
@@ -55,7 +55,7 @@ class Mind:
         self.code, self._agents = Code(s.precision, s.modulus).checked(n_agents), n_agents
         self.mechanism = release_for(config)
         self.optimiser = optimiser_for(config)
-        self._horizons, self._part = horizons_for(max_steps), part_for(s)
+        self._horizons, self._part = horizons_for(max_steps), part_for(config)
         self._act, self._say = jax.jit(_choose), jax.jit(self._message)
         self._learn, self._improve = jax.jit(self._gradient), jax.jit(self._improved)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))

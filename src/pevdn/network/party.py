@@ -29,10 +29,12 @@ from pevdn import worlds
 from pevdn.agent import acting, learning
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.agent.replay import Episode
-from pevdn.config import settings as configuration
-from pevdn.config.settings import fingerprint
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import fingerprint
+from pevdn.config.settings import MOST
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network import course as courses
+from pevdn.network import readme
 from pevdn.network import secure_sum as sums
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.course import END, EVALUATE, PLAY, UPDATE, Course
@@ -45,12 +47,10 @@ from pevdn.network.roster import Roster
 from pevdn.network.status import Status
 from pevdn.network.streams import Secret, commitment, fresh, joint_seed
 from pevdn.privacy import accounting, randomness
-from pevdn.privacy.ledger import Ledger
-from pevdn.privacy.planner import Plan
+from pevdn.privacy.ledger import Ledger, digest
+from pevdn.privacy.planner import Plan, affordable
 from pevdn.storage.files import make_private, whole_lines, write_atomically
 from pevdn.storage.strict_json import to_json
-from pevdn.training import readme
-from pevdn.training.loop import affordable
 
 SNAPSHOT = 200  # rounds from one snapshot to the next
 Result = TypeVar("Result")
@@ -91,7 +91,7 @@ class Party:
         self.max_steps = max_steps
         make_private(folder)
         write_atomically(folder / "config.yaml", configuration.to_text(self.config))
-        readme.leave(folder, readme.of_party(self.config, roster.rehearsal))
+        readme.leave(folder, self.config, roster.rehearsal)
         self.secret = Secret.load_or_create(folder / "secret")
         self.draws: Draws = (
             Rehearsal(self.config.seed) if roster.rehearsal else Own(self.secret, roster.run)
@@ -407,7 +407,7 @@ class Party:
         s, course = self.config.settings, self.course
         tickets = self.draws.tickets(*self._of_block(), s.buffer_size)
         filled = min(course.episodes, s.buffer_size)
-        if s.sampling == "uniform":
+        if self.config.sampling == "uniform":
             slots = sums.choose_uniform(tickets, filled, s.expected_batch_size)
         else:
             slots = sums.choose_poisson(tickets, filled, self.config.sampling_rate)
@@ -553,7 +553,7 @@ class Party:
         summed = self.mind.gradient(self.learner, thought, total)
         chunk, ledger = None, self.ledger
         if ledger is not None:
-            chunk = ledger.reserve(course.round + 1, 1, [configuration.MOST], 1)
+            chunk = ledger.reserve(course.round + 1, 1, [MOST], 1)
         where = (course.round + 1, *self._of_block()[1:], self.index, self.agents)
         released = self.mind.release(summed, partial(self.draws.noise, *where))
         pull = s.anchor_penalty if course.anchored else 0.0
@@ -561,13 +561,13 @@ class Party:
         made = course.moved(updates=course.updates + 1, looked_at=course.looked_at + 1)
         exposure = max(course.exposure, courses.exposed(made, self.config))
         if ledger is not None and chunk is not None:
-            if chunk.digest not in ("", digest := _digest(learner.params)):
+            if chunk.digest not in ("", result := digest(jax.tree.leaves(learner.params))):
                 raise PevdnError(
                     f"round {course.round + 1} came out differently when {self.me} computed it "
                     "again, so that the same noise would hide two different gradients; go on on "
                     "the machine where it was made, or start the whole team anew."
                 )
-            ledger.settle(chunk, [1], [exposure], digest)
+            ledger.settle(chunk, [1], [exposure], result)
         self.learner = learner
         self.course = replace(made, exposure=exposure)
 
@@ -712,10 +712,3 @@ def _check_one_at_a_time(config: configuration.Config) -> None:
                 f"{name} is {value}, but a party with a body of its own plays one episode at a "
                 "time; set it to 1."
             )
-
-
-def _digest(params: Any) -> str:
-    whole = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        whole.update(np.ascontiguousarray(leaf).tobytes())
-    return whole.hexdigest()[:32]

@@ -30,8 +30,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from pevdn import worlds
-from pevdn.config import settings as configuration
-from pevdn.config.settings import Config
+from pevdn.config import experiment as configuration
+from pevdn.config.experiment import Config
+from pevdn.config.settings import number
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.storage import files
 
@@ -205,7 +206,7 @@ def check_team(
 
 def seconds(patience: Any) -> float:
     """A checked patience."""
-    return float(configuration.number("patience", patience, float, 0.1, 1e7))
+    return float(number("patience", patience, float, 0.1, 1e7))
 
 
 def _check_name(name: str) -> None:

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pevdn import worlds
-from pevdn.config.settings import Config
+from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import PevdnError, UsageError, WorldFault
 from pevdn.network import wire_pb2 as wire
 from pevdn.network.course import block_size
@@ -108,7 +109,7 @@ def episodes_of(world: World | ExternalWorld, config: Config) -> Inside | Outsid
         return Inside(world)
     count = max(block_size(config), config.settings.eval_episodes)
     given = sanitise(world) if config.private else world
-    return Outside(given, count, config.settings.world_timeout)
+    return Outside(given, count, RuntimeOptions().world_timeout)
 
 
 class WorldServer:

@@ -37,7 +37,7 @@ def evaluate(
 
     from pevdn._platform import cache_compilations
     from pevdn.policies.policy import as_run, team_parameters
-    from pevdn.simulation.host import simulation_for
+    from pevdn.simulation.program import Simulation
     from pevdn.training import world as environment
 
     episodes = number("episodes", episodes, int, 1, MOST)
@@ -48,10 +48,10 @@ def evaluate(
     world = environment.again(run, env)
     params, _ = team_parameters(run, model)
     settings = dataclasses.replace(config.settings, eval_episodes=episodes)
-    simulation = simulation_for(world, dataclasses.replace(config, settings=settings))
+    simulation = Simulation(world, dataclasses.replace(config, settings=settings), run.options)
     keys = evaluation_keys(jnp.full(config.seeds, seed), 2**31 - 1)
     try:
-        play = simulation.prepare_evaluation(params, keys, lambda f, *_: jax.jit(f))()
+        play = simulation.compile_evaluation(params, keys, lambda f, *_: jax.jit(f))()
         score = play(params, keys)
     finally:
         simulation.close()

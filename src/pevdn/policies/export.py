@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pevdn
-from pevdn.config.settings import Config, fingerprint
+from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies.policy import as_run, describe_model, load
 from pevdn.storage.files import write_atomically

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pevdn
-from pevdn.config.settings import Config, fingerprint
+from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
 from pevdn.policies.policy import as_run, of_lane, team_parameters
 from pevdn.privacy import randomness
+from pevdn.storage.readme import FILE as README
 from pevdn.storage.strict_json import to_json
 from pevdn.training import readme
 from pevdn.training.directory import Run
@@ -47,16 +48,16 @@ SUMMARY = (
 BY_SEED = tuple(f"late_win_rate{model}_by_seed" for model in MODELS)
 SETTINGS = (
     # replay
-    *("buffer_size", "expected_batch_size", "sampling", "learning_starts", "update_every"),
+    *("buffer_size", "expected_batch_size", "learning_starts", "update_every"),
     *("buffer_throughput", "parallel_episodes"),
     # learning
     *("gamma", "learning_rate", "optimizer", "momentum", "weight_decay", "max_gradient_norm"),
-    *("double_q", "target_update", "target_rate", "target_every", "return_lambda", "reward_cap"),
+    *("double_q", "target_rate", "return_lambda", "reward_cap"),
     *("learning_rate_end", "learning_rate_steps", "average_decay", "network", "hidden_size"),
     # acting and exchange
     *("exploration_start", "exploration_end", "exploration_steps", "precision", "modulus"),
     # differential privacy
-    *("noise_multiplier", "clip_norm", "clipping", "delta", "relation", "randomness"),
+    *("noise_multiplier", "clip_norm", "delta", "relation", "randomness"),
     *("epsilon_budget", "budget_observer", "anchor", "anchor_threshold", "anchor_penalty"),
     # evaluation
     *("eval_every", "eval_episodes"),
@@ -113,7 +114,7 @@ def publish(
             "metrics.jsonl": "".join(to_json(line) + "\n" for line in lines),
             "summary.json": to_json(_summary(summary, public), indent=2) + "\n",
             "privacy.json": to_json(privacy, indent=2) + "\n",
-            readme.FILE: readme.of_publication(
+            README: readme.of_publication(
                 public, policies, privacy["epsilon"]["team"], privacy["delta"]
             ),
         }

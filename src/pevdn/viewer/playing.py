@@ -12,10 +12,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from pevdn.agent import keys as derive
 from pevdn.policies.policy import Policy
-from pevdn.simulation.hosted import episode_seed
-from pevdn.simulation.program import split_keys
-from pevdn.training.loop import evaluation_keys
 from pevdn.viewer import styles
 from pevdn.viewer.recording import Frame, PlayedStep
 from pevdn.worlds.base import ExternalEnv, ExternalWorld, Step, World
@@ -35,7 +33,7 @@ class FrameSource(Protocol):
 
 def source_for(world: World | ExternalWorld, episode: int) -> FrameSource:
     """Return the frame source of evaluation episode number `episode`."""
-    key = split_keys(evaluation_keys(jnp.zeros(1, jnp.int32), 2**31 - 1), episode + 1)[0, episode]
+    key = jax.random.split(derive.of_evaluation(0, 2**31 - 1), episode + 1)[episode]
     if isinstance(world, ExternalWorld):
         return ExternalSource(world, key)
     return CompiledSource(world, key)
@@ -46,7 +44,7 @@ class CompiledSource:
 
     def __init__(self, world: World, key: jax.Array) -> None:
         self._style = styles.style_for(world)
-        self._key, self._first = key, jax.random.fold_in(key, world.max_steps)
+        self._key, self._first = key, derive.of_reset(key, world.max_steps)
         self._reset, self._step = jax.jit(world.reset), jax.jit(self._style.step)
         self.actions = self._style.actions()
 
@@ -58,7 +56,7 @@ class CompiledSource:
         return step
 
     def step(self, actions: list[int]) -> Step:
-        key = jax.random.split(jax.random.fold_in(self._key, self._played))[1]
+        _, key = derive.of_step(self._key, self._played)
         chosen = tuple(jnp.asarray(action, jnp.int32) for action in actions)
         before, self._played = self._state, self._played + 1
         self._state, step, inside = self._step(key, before, chosen)
@@ -72,8 +70,7 @@ class ExternalSource:
     """An external world: it renders itself, or its actions are shown as a table."""
 
     def __init__(self, world: ExternalWorld, key: jax.Array) -> None:
-        first = jax.random.fold_in(key, world.max_steps)
-        self._seed = int(episode_seed(first))
+        self._seed = int(derive.world_seed(derive.of_reset(key, world.max_steps)))
         build: Callable[..., ExternalEnv] = world.build
         drawable = "drawn" in inspect.signature(build).parameters
         self._env = build(drawn=True) if drawable else build()

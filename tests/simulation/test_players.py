@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,19 @@ import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import Array
-from support import PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of
+from support import OPTIONS, PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.agent.keys import world_seed
+from pevdn.config import experiment as config
+from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions, option_fields
 from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
-from pevdn.simulation.host import simulation_for
-from pevdn.simulation.hosted import HostedSimulation, episode_seed
+from pevdn.simulation.players import WorkerPlayer
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.replays import DeviceReplay
 from pevdn.training import loop as run
 from pevdn.verification.attacks.target import Target
 from pevdn.verification.dataflow import violations
@@ -43,7 +47,7 @@ class SeededCoordination(Coordination):
         self.name = tiny.COORDINATION.name
 
     def reset(self, key: Array) -> tuple[CoordinationState, Step]:
-        cues = jnp.stack(tiny.cues_of(episode_seed(key)))
+        cues = jnp.stack(tiny.cues_of(world_seed(key)))
         state = CoordinationState(cues, jnp.zeros((), jnp.int32), jnp.zeros(()))
         return state, self._result(state, jnp.zeros(()))
 
@@ -62,25 +66,21 @@ def compiled_once() -> Iterator[None]:
     """Trainings with the same settings share their programs."""
     patch, kept = pytest.MonkeyPatch(), dict[Any, Any]()
 
-    def once(name: str) -> None:
-        real = getattr(HostedSimulation, name)
+    def once(owner: Any, name: str, of: Callable[..., tuple[Config, Any]]) -> None:
+        real = getattr(owner, name)
 
-        def call(self: HostedSimulation, *args: Any) -> Any:
-            same = dataclasses.replace(self.settings, envs=0, world_timeout=1.0, eval_every=1)
-            shape = args[1].shape if name == "_compile_playing" else None
-            key = (name, self.team, self.config.algorithm, same, shape)
+        def call(self: Any, *args: Any) -> Any:
+            wanted, shape = of(self, *args)
+            same = dataclasses.replace(wanted.settings, eval_every=1)
+            key = (name, wanted.algorithm, wanted.env, wanted.seeds, same, shape)
             if key not in kept:
                 kept[key] = real(self, *args)
-            if name == "compile":
-                kept.setdefault((key, "learn"), getattr(self, "_learn_from_block", None))
-                self._learn_from_block = kept[key, "learn"]
-                return self.advance
             return kept[key]
 
-        patch.setattr(HostedSimulation, name, call)
+        patch.setattr(owner, name, call)
 
-    once("compile")
-    once("_compile_playing")
+    once(DeviceReplay, "compile", lambda self, simulation, jit: (simulation.config, None))
+    once(WorkerPlayer, "_compiled", lambda self, params, keys: (self.config, keys.shape))
     yield
     patch.undo()
 
@@ -88,8 +88,9 @@ def compiled_once() -> Iterator[None]:
 def train(algorithm: str, world: World | ExternalWorld, out: Path, **changes: Any) -> Run:
     settings = {**SETTINGS[algorithm], **changes}
     steps, seeds = settings.pop("steps", STEPS), settings.pop("seeds", 1)
+    chosen = {name: settings.pop(name) for name in option_fields() if name in settings}
     wanted = config.make(algorithm, world.name, steps, seeds, settings=settings)
-    return run.begin(wanted, out, given=world)
+    return run.begin(wanted, out, options=OPTIONS.replace(chosen), world=world)
 
 
 def parameters(of: Run) -> list[np.ndarray]:
@@ -136,11 +137,11 @@ def test_objects_give_the_same_training_as_the_world_that_they_are(
         assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_copies_changes_nothing(
-    envs: int, trained: dict[str, Run], tmp_path: Path
+    workers: int, trained: dict[str, Run], tmp_path: Path
 ) -> None:
-    found = train("pe-vdn-c", tiny.COORDINATION, tmp_path / "run", envs=envs)
+    found = train("pe-vdn-c", tiny.COORDINATION, tmp_path / "run", workers=workers)
     assert metrics_of(found.path) == metrics_of(trained["pe-vdn-c"].path)
     for a, b in zip(parameters(found), parameters(trained["pe-vdn-c"]), strict=True):
         assert np.array_equal(a, b)
@@ -169,7 +170,7 @@ def test_what_was_learnt_loads_without_the_world_and_plays_with_it(
 
 @given(st.integers(0, 2**32 - 1))
 def test_seeds_of_episodes_have_31_bits(seed: int) -> None:
-    found = episode_seed(jax.random.key(seed))
+    found = world_seed(jax.random.key(seed))
     assert 0 <= int(found) < 2**31
     assert int(found) == int(jax.random.bits(jax.random.key(seed), dtype=jnp.uint32)) // 2
 
@@ -191,7 +192,7 @@ def test_a_fault_stops_the_run_with_a_sentence_and_what_was_learnt_is_saved(
     out = tmp_path / "run"
     with pytest.raises(WorldFault) as told:
         train(
-            "pe-vdn-b", tiny.failing(tiny.raises, 80), out, envs=1
+            "pe-vdn-b", tiny.failing(tiny.raises, 80), out, workers=1
         )  # 16 to evaluate, 40 to train, …
     sentence = str(told.value)
     assert sentence.startswith(
@@ -236,7 +237,7 @@ def test_a_fault_of_a_private_run_spends_nothing(
 
 def test_a_fault_of_several_seeds_or_in_an_evaluation_says_so(tmp_path: Path) -> None:
     with pytest.raises(WorldFault, match=r"at step 1 of episode 5 of an evaluation of seed 1 \("):
-        train("pe-vdn-b", tiny.failing(tiny.pays_nan, 25), tmp_path / "run", envs=1, seeds=2)
+        train("pe-vdn-b", tiny.failing(tiny.pays_nan, 25), tmp_path / "run", workers=1, seeds=2)
 
 
 def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
@@ -258,14 +259,14 @@ def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
 
 def test_more_copies_than_can_be_are_refused() -> None:
     world = dataclasses.replace(tiny.TWO_STEP, max_workers=2)
-    with pytest.raises(UsageError, match="envs is 3, but there can be 2 of world 'tiny:two-step'"):
-        simulation_for(world, config.make("pe-vdn-b", world.name, settings={"envs": 3}))
+    with pytest.raises(UsageError, match="workers is 3, but world 'tiny:two-step' allows 2"):
+        Simulation(world, config.make("pe-vdn-b", world.name), RuntimeOptions(workers=3))
 
 
 def test_what_needs_a_compiled_world_says_so(trained: dict[str, Run]) -> None:
     wanted = config.make("pe-vdn-b", tiny.TWO_STEP.name, settings=SMALL)
     for ask in (
-        lambda: violations(simulation_for(tiny.TWO_STEP, wanted)),
+        lambda: violations(Simulation(tiny.TWO_STEP, wanted)),
         lambda: Target(trained["pe-vdn-b"]),
     ):
         with pytest.raises(UsageError, match="world 'tiny:two-step' is an external world, but "):
@@ -273,7 +274,7 @@ def test_what_needs_a_compiled_world_says_so(trained: dict[str, Run]) -> None:
 
 
 def test_the_command_line_takes_envs() -> None:
-    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--envs", "0.5")
+    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "0.5")
     assert said.code == 2
-    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--envs", "-1")
+    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "-1")
     assert said.sentence == "pevdn: envs is -1, but must be at least 0."

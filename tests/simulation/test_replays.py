@@ -25,15 +25,20 @@ from support import (
 
 import pevdn
 from pevdn import worlds
-from pevdn.config import settings as config
+from pevdn.config import experiment as config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import PevdnError
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation
-from pevdn.training import loop as run
+from pevdn.training import memory
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Run
 from pevdn.worlds.base import AgentSpec, Step
+
+ON_HOST = RuntimeOptions(buffer="host")
+
+
+# --- training ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,14 +91,13 @@ def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None
         "learning_starts": 16,
         "update_every": 1,
         "buffer_throughput": 1.5,
-        "sampling": "poisson",
     }
     wanted = config.make(name, seeds=2, settings=settings)
     seeds, arguments = jnp.arange(2), (jnp.int32(900), jnp.int32(30), jnp.full(2, 60, jnp.int32))
-    device, host = Simulation(Walk(), wanted), HostSimulation(Walk(), wanted)
+    device, host = Simulation(Walk(), wanted), Simulation(Walk(), wanted, ON_HOST)
     jit = Lanes(1, 2, print).jit
-    there = device.compile(seeds, jit)(jax.jit(device.start)(seeds), *arguments)
-    here = host.compile(seeds, jit)(jax.jit(host.start)(seeds), *arguments)
+    there = device.compile(jit)(jax.jit(device.start)(seeds), *arguments)
+    here = host.compile(jit)(jax.jit(host.start)(seeds), *arguments)
     assert np.all(there.updates > 20) and np.all(there.episodes > 40)
     for field in ("env_steps", "episodes", "updates", "stored_at", "exposure", "exhausted"):
         assert np.array_equal(getattr(here, field), getattr(there, field)), field
@@ -105,11 +109,11 @@ def test_parts_and_horizons_are_those_of_the_compiled_program(name: str) -> None
 
 def rows(run: Run) -> dict[tuple[int, int, int], list[bytes]]:
     """The episodes in the newest checkpoint."""
-    simulation = HostSimulation(worlds.make(run.config.env), run.config)
+    simulation = Simulation(worlds.make(run.config.env), run.config, ON_HOST)
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
     checkpoints.restore(simulation)
     checkpoints.close()
-    return {name: replay.rows for name, replay in simulation.replays.items()}
+    return {name: replay.rows for name, replay in simulation.replay.rows.items()}
 
 
 @pytest.mark.slow
@@ -138,7 +142,7 @@ def test_a_buffer_that_outgrows_the_machine_stops_training_and_loses_nothing(
 ) -> None:
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(run, "machine_memory", lambda: 1000)
+        patch.setattr(memory, "machine_memory", lambda: 1000)
         with pytest.raises(PevdnError, match=r"of buffer_size=32 episodes.*everything is saved"):
             train("pe-vdn-b", path, buffer="host")
     reference = train("pe-vdn-b", tmp_path / "whole", buffer="host")

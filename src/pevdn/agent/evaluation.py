@@ -1,0 +1,59 @@
+"""Which models of an agent are evaluated, which becomes the anchor, and what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pevdn.config.settings import Settings
+
+MODELS = ("params", "anchor", "average")  # fields of `Learner`; the order numbers their keys
+
+
+class Score(NamedTuple):
+    """Means over the greedy episodes of one evaluation."""
+
+    win_rate: Any
+    total_reward: Any
+    length: Any
+
+
+def models(s: Settings) -> list[str]:
+    """The models that an evaluation scores, in order; the anchor last, once there is one."""
+    return ["params"] + ["average"] * bool(s.average_decay) + ["anchor"] * s.anchor
+
+
+def candidate(s: Settings) -> str:
+    """The model whose win rate decides about a new anchor; it becomes that anchor."""
+    return "average" if s.average_decay else "params"
+
+
+def key_number(evaluation: int, model: str) -> int:
+    """The number of an evaluation's key (`keys.of_evaluation`): every model has its own."""
+    return len(MODELS) * evaluation + MODELS.index(model)
+
+
+def metrics_line(
+    seed: int,
+    counters: Mapping[str, int],
+    scores: Mapping[str, Score | None],
+    spent: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl, from the public counters and the scores by model.
+
+    A model that does not exist yet has the score None; `spent` is the privacy spent so far.
+    """
+    running = scores["params"]
+    assert running is not None
+    line: dict[str, Any] = {
+        "seed": seed,
+        **{name: int(counters[name]) for name in ("env_steps", "episodes", "updates")},
+        "win_rate": float(running.win_rate),
+        "return": float(running.total_reward),
+        "episode_length": float(running.length),
+    }
+    for model, score in scores.items():
+        if model != "params":
+            line[f"win_rate_{model}"] = None if score is None else float(score.win_rate)
+            line[f"return_{model}"] = None if score is None else float(score.total_reward)
+    return line | dict(spent or {})
