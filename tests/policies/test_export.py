@@ -545,7 +545,7 @@ def test_the_example_reads_observations_as_the_worlds_do(player: ModuleType) -> 
     spaces = pytest.importorskip("gymnasium.spaces")
     space = spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(3, start=1)])
     picture = np.array([[0, 51], [102, 255]], np.uint8)
-    found = player.numbers(space, (picture, 2))
+    found = player.flatten(space, (picture, 2))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [0, 0.2, 0.4, 1, 0, 1, 0], rtol=1e-6)
 
