@@ -385,7 +385,7 @@ def test_a_run_that_promises_nothing_is_not_published(name: str, tmp_path: Path)
         ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), plan.mechanism, 2, 9)
         ledger.settle(ledger.reserve(40, 30, [100, 100], 1), [30, 30], [30, 30], "")
     said = cli("publish", run.path, "--out", tmp_path / "out")
-    assert said.code == 2 and "promise" in said.sentence
+    assert said.code == 2 and "carry no guarantee" in said.sentence
     assert ("pevdn export" in said.sentence) == (name != "little noise")
     assert not (tmp_path / "out").exists()
 
@@ -468,7 +468,7 @@ def test_export_says_what_may_be_published(private: Run, tmp_path: Path) -> None
     assert "may be published under the ε" in said.out and "pevdn publish" in said.out
     plain = untrained(tmp_path / "plain", "pe-vdn-b")
     said = cli("export", plain.path, "--agent", 0, "--json")
-    assert "promises nothing" in json.loads(said.out)["publish"]
+    assert "carries no guarantee" in json.loads(said.out)["publish"]
 
 
 # --- forgetting ------------------------------------------------------------------------------

@@ -194,15 +194,15 @@ def test_the_example_of_an_own_world_is_sound(in_examples: None) -> None:
 def test_the_example_of_an_own_world_is_pettingzoos_and_takes_a_team(in_examples: None) -> None:
     from pettingzoo.test import parallel_api_test
 
-    copy = worlds.make(CARRY).build()
-    parallel_api_test(copy.env, 100)
+    adapter = worlds.make(CARRY).build()
+    parallel_api_test(adapter.env, 100)
 
     def carried(walk: Any) -> int:
         won = 0
         for seed in range(40):
-            step = copy.reset(seed)
+            step = adapter.reset(seed)
             while not step.done:
-                step = copy.step(tuple(walk(*seen) for seen in step.observations))
+                step = adapter.step(tuple(walk(*seen) for seen in step.observations))
             won += bool(step.won)
         return won
 

@@ -29,14 +29,14 @@ PONG = "pettingzoo:pettingzoo.butterfly.cooperative_pong_v6"
 KNIGHTS = "pettingzoo:pettingzoo.butterfly.knights_archers_zombies_v11?max_cycles=200"
 
 
-def played(copy: Any, agents: Any, seed: int) -> list[Step]:
+def played(adapter: Any, agents: Any, seed: int) -> list[Step]:
     """An episode of random available actions, of which every step is as promised."""
     draw = np.random.default_rng(seed)
-    steps = [copy.reset(seed)]
+    steps = [adapter.reset(seed)]
     while not steps[-1].done:
         assert problem_of(steps[-1], agents) is None and len(steps) < 1000
         masks = steps[-1].available
-        steps.append(copy.step(tuple(int(draw.choice(np.flatnonzero(m))) for m in masks)))
+        steps.append(adapter.step(tuple(int(draw.choice(np.flatnonzero(m))) for m in masks)))
     assert problem_of(steps[-1], agents) is None
     return steps
 
@@ -73,24 +73,24 @@ def test_a_real_environment_plays_as_it_says(
     assert isinstance(world, ExternalWorld) and world.name == world_id and world.max_workers is None
     assert [(a.observation_size, a.n_actions) for a in world.agents] == [(sees, can)] * agents
     assert world.max_steps == steps
-    copy = pickle.loads(pickle.dumps(world.build))()  # as in a process of its own
-    episode = played(copy, world.agents, 1)
+    adapter = pickle.loads(pickle.dumps(world.build))()  # as in a process of its own
+    episode = played(adapter, world.agents, 1)
     assert len(episode) - 1 == steps
     assert episode[-1].truncated and not episode[-1].won
     assert all(seen.any() for seen in episode[-1].observations)  # values are bootstrapped from it
     assert max(float(np.abs(o).max()) for s in episode for o in s.observations) < 10
-    copy.close()
+    adapter.close()
 
 
 def test_spread_pays_the_sum_and_repeats_itself_from_its_seed() -> None:
     world = worlds.make(SPREAD)
-    copy = world.build()
-    one, other, again = (played(copy, world.agents, seed) for seed in (3, 4, 3))
+    adapter = world.build()
+    one, other, again = (played(adapter, world.agents, seed) for seed in (3, 4, 3))
     assert same(one, again) and not same(one, other)
-    copy.reset(3)
-    step = copy.step((1, 2, 3))
-    assert len(copy.rewards) == 3
-    assert step.reward == pytest.approx(sum(copy.rewards.values()))
+    adapter.reset(3)
+    step = adapter.step((1, 2, 3))
+    assert len(adapter.rewards) == 3
+    assert step.reward == pytest.approx(sum(adapter.rewards.values()))
     mean = worlds.make(f"{SPREAD}?team-reward=mean").build()
     mean.reset(3)
     assert mean.step((1, 2, 3)).reward == pytest.approx(step.reward / 3)
@@ -98,11 +98,11 @@ def test_spread_pays_the_sum_and_repeats_itself_from_its_seed() -> None:
 
 def test_who_dies_among_the_zombies_sees_nothing_and_the_others_fight_on() -> None:
     world = worlds.make(KNIGHTS)
-    copy = world.build()
+    adapter = world.build()
     gone = 0
     for seed in range(4):
         left: set[int] = set()
-        for step in played(copy, world.agents, seed):
+        for step in played(adapter, world.agents, seed):
             for i, (seen, open_) in enumerate(zip(step.observations, step.available, strict=True)):
                 if i in left:
                     assert not seen.any() and open_.tolist() == [True] + [False] * 5
@@ -112,7 +112,7 @@ def test_who_dies_among_the_zombies_sees_nothing_and_the_others_fight_on() -> No
     assert gone > 0
 
 
-def test_a_copy_for_drawing_gives_pictures_and_another_says_why_not() -> None:
+def test_an_environment_for_drawing_renders_and_another_says_why_not() -> None:
     world = worlds.make(SPREAD)
     drawn, plain = world.build(drawn=True), world.build()
     drawn.reset(0), plain.reset(0)
@@ -125,8 +125,8 @@ def test_a_copy_for_drawing_gives_pictures_and_another_says_why_not() -> None:
 
 def test_the_workers_of_a_world_need_no_jax_and_nothing_is_printed() -> None:
     code = (
-        "import sys; from pevdn.worlds import make; world = make(sys.argv[1]); copy = world.build()"
-        "; copy.reset(0); copy.step((0,) * len(world.agents)); copy.close(); "
+        "import sys; from pevdn.worlds import make; world = make(sys.argv[1]); env = world.build()"
+        "; env.reset(0); env.step((0,) * len(world.agents)); env.close(); "
         "assert 'jax' not in sys.modules"
     )
     command = [sys.executable, "-c", code, PONG]
@@ -290,14 +290,14 @@ def test_any_team_of_unlike_agents_that_leave_keeps_to_the_interface(
     team: list[tuple[tuple[int, int, str], int]], clock: int, seed: int
 ) -> None:
     env = Strange([kind for kind, _ in team], [leave for _, leave in team], clock)
-    copy = ParallelEnvironment(env, "strange")
-    agents = copy.agents
+    adapter = ParallelEnvironment(env, "strange")
+    agents = adapter.agents
     assert [(a.observation_size, a.n_actions) for a in agents] == [
         (SIZES[seen], CHOICES[done]) for (seen, done, _), _ in team
     ]
-    assert copy.max_steps == clock
+    assert adapter.max_steps == clock
     draw = np.random.default_rng(seed)
-    step, t = copy.reset(seed), 0
+    step, t = adapter.reset(seed), 0
     ends = min(clock, max(leave for _, leave in team))
     while True:
         assert problem_of(step, agents) is None
@@ -317,7 +317,7 @@ def test_any_team_of_unlike_agents_that_leave_keeps_to_the_interface(
         if step.done:
             break
         actions = tuple(int(draw.choice(np.flatnonzero(m))) for m in step.available)
-        step, t = copy.step(actions), t + 1
+        step, t = adapter.step(actions), t + 1
         assert step.reward == sum(i + 1 for i, (_, leave) in enumerate(team) if t <= leave)
         sent = env.got[-1]
         assert set(sent) == {
@@ -337,10 +337,10 @@ def test_the_strange_environments_are_pettingzoos() -> None:
 
 def test_every_combination_of_several_choices_is_one_action() -> None:
     env = Strange([(0, 2, "none"), (0, 3, "none")], [9, 9], 30)
-    copy = ParallelEnvironment(env, "strange")
-    copy.reset(0)
+    adapter = ParallelEnvironment(env, "strange")
+    adapter.reset(0)
     for action in range(6):
-        copy.step((action, action % 4))
+        adapter.step((action, action % 4))
     first = [tuple(got["a0"].tolist()) for got in env.got]
     assert sorted(first) == [(i, j) for i in range(2) for j in range(3)]
     assert len({tuple(got["a1"].tolist()) for got in env.got}) == 4
@@ -387,9 +387,9 @@ class Simple(ParallelEnv[str, Any, Any]):
 
 
 def after_one_step(env: Simple, **how: Any) -> Step:
-    copy = ParallelEnvironment(env, "simple", **how)
-    copy.reset(0)
-    return copy.step((0, 0))
+    adapter = ParallelEnvironment(env, "simple", **how)
+    adapter.reset(0)
+    return adapter.step((0, 0))
 
 
 def test_a_common_reward_counts_once_and_differing_ones_are_refused() -> None:
@@ -427,10 +427,10 @@ def test_an_end_is_a_truncation_if_the_clock_ended_it_for_all_that_were_left() -
 
 def test_an_episode_that_does_not_end_is_truncated_at_max_steps() -> None:
     for how, longest in (({}, 5), ({"max_steps": 3}, 3)):
-        copy = ParallelEnvironment(Simple(), "simple", **how)
+        adapter = ParallelEnvironment(Simple(), "simple", **how)
         for _ in range(2):
-            steps = played(copy, copy.agents, 0)
-            assert len(steps) - 1 == copy.max_steps == longest
+            steps = played(adapter, adapter.agents, 0)
+            assert len(steps) - 1 == adapter.max_steps == longest
             assert steps[-1].truncated and all(o.any() for o in steps[-1].observations)
 
 
@@ -472,19 +472,19 @@ def test_spaces_that_do_not_fit_are_refused(answers: dict[str, Any], message: st
 # --- objects ---------------------------------------------------------------------------------
 
 
-def test_an_object_is_the_one_copy_and_is_left_open() -> None:
+def test_an_object_is_the_only_worker_and_is_left_open() -> None:
     env = Simple()
     world = worlds.adopt(env)
     assert isinstance(world, ExternalWorld)
     assert (world.name, world.max_workers, world.max_steps) == ("object:Simple", 1, 5)
-    copy = world.build()
-    assert copy.env is env and world.build() is copy
-    copy.close()
+    adapter = world.build()
+    assert adapter.env is env and world.build() is adapter
+    adapter.close()
     assert env.closed == 0
     assert worlds.adopt(env, max_steps=2, team_reward="mean").max_steps == 2
 
 
-def test_who_makes_an_environment_can_make_copies() -> None:
+def test_a_factory_serves_any_number_of_workers() -> None:
     world = worlds.adopt(Simple)
     assert isinstance(world, ExternalWorld)
     assert (world.name, world.max_workers) == ("object:Simple", None)

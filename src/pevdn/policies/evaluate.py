@@ -1,4 +1,4 @@
-"""Greedy episodes with a trained team, and how sure one can be of the result."""
+"""Evaluate a trained team on greedy episodes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pevdn.training.loop import evaluation_keys
 
 
 def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % confidence interval of a proportion (Wilson's score)."""
+    """Return the 95 % confidence interval of a proportion (Wilson's score)."""
     p = successes / trials
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     spread = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
@@ -28,22 +28,22 @@ def evaluate(
     seed: int = 0,
     model: str = "best",
 ) -> list[dict[str, Any]]:
-    """One row for each seed of the run. `seed` chooses the episodes, the same for every model.
+    """Return one row per seed of the run; `seed` selects the episodes, the same for all models.
 
-    A run in an object needs it again, as `env`.
+    A run in an environment object needs it again, as `env`.
     """
     import jax
     import jax.numpy as jnp
 
     from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import team_parameters
+    from pevdn.policies.policy import as_run, team_parameters
     from pevdn.simulation.program import Simulation
     from pevdn.training import world as environment
 
     episodes = number("episodes", episodes, int, 1, MOST)
     seed = number("seed", seed, int, 0, MOST)
     cache_compilations()
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = as_run(run)
     config = run.config
     world = environment.again(run, env)
     params, _ = team_parameters(run, model)

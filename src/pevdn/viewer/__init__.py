@@ -60,13 +60,13 @@ def record_episode(
 ) -> Recording:
     """Return the recording of one greedy episode of the team that `pevdn.load` returns."""
     from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import load
+    from pevdn.policies.policy import as_run, load
     from pevdn.training import world as environment
     from pevdn.viewer import playing
 
     episode = number("episode", episode, int, 0, MOST)
     cache_compilations()
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = as_run(run)
     config = run.config
     policy = load(run, seed=seed, model=model)
     if q_values is not None and not 0 <= q_values < len(policy):
