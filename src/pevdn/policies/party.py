@@ -1,4 +1,4 @@
-"""What a party has learnt: one agent's policy, from the data that it keeps."""
+"""Load one agent's policy from a party's data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.network.mind import Mind
+from pevdn.network.compiled_agent import CompiledAgent
 from pevdn.network.recovery import Journal
 from pevdn.policies.policy import AgentPolicy
 from pevdn.training.directory import Run
@@ -18,10 +18,10 @@ from pevdn.worlds.interface import AgentSpec
 def load_agent(
     folder: Path | str, model: str = "best", spec: AgentSpec | None = None
 ) -> AgentPolicy:
-    """The agent of a party, as its last snapshot has it; a finished party's is its last round.
+    """Load a party's agent from its last snapshot; a finished party's is up to date.
 
     `model` is `running`, `average`, `anchor`, or `best`: the anchor if there is one, else the
-    average if one is kept. An agent with a body of its own needs its `spec`.
+    average if one is kept. An agent with its own body needs its `spec`.
     """
     folder = Path(folder)
     found = Journal(folder).snapshot()
@@ -30,13 +30,13 @@ def load_agent(
     arrays, facts = found
     config = Run(folder).config
     agents = worlds.make(config.env).agents
-    mind = Mind(config, spec or agents[facts["agent"]], len(agents), 1)
-    leaves, form = jax.tree.flatten(mind.begin(jax.random.key(0)))
+    agent = CompiledAgent(config, spec or agents[facts["agent"]], len(agents), 1)
+    leaves, form = jax.tree.flatten(agent.begin(jax.random.key(0)))
     shapes = [arrays[str(i)].shape for i in range(len(leaves))]
     if shapes != [leaf.shape for leaf in leaves]:
-        raise UsageError(f"the agent in {folder} sees and does other things than this spec says.")
+        raise UsageError(f"the agent in {folder} has other observations or actions than this spec.")
     learner = jax.tree.unflatten(form, [arrays[str(i)] for i in range(len(leaves))])
-    anchored = bool(facts["course"]["anchored"])
+    anchored = bool(facts["progress"]["anchored"])
     kept = {"running": True, "average": config.settings.average_decay > 0, "anchor": anchored}
     if model == "best":
         model = next(name for name in ("anchor", "average", "running") if kept[name])

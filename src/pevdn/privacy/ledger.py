@@ -30,11 +30,14 @@ Checksums detect damage and mix-ups, not an adversary who can rewrite every file
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pevdn.errors import PevdnError, UsageError
 from pevdn.privacy.accounting import Mechanism, Spent
@@ -359,6 +362,14 @@ class Ledger:
         line = {"line": len(self.lines) + 1, "kind": kind, **facts}
         self._take(line := chain.extend(self.folder / FILE, before, line))
         write_atomically(self.folder / HEAD, json.dumps({k: line[k] for k in ("line", "check")}))
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """Return a digest of the contents of arrays, in order."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()[:32]
 
 
 def _number(entry: Line | None) -> int | None:

@@ -142,6 +142,24 @@ def large_delta(plan: Plan) -> str | None:
     )
 
 
+def affordable(config: Config, agents: int) -> int | None:
+    """Return the exposure that the run's budget allows; None without a budget."""
+    s = config.settings
+    if not s.epsilon_budget:
+        return None
+    mechanism = Plan.of(config, agents).mechanism
+    most = 4 * s.buffer_size  # more than any run that is not killed all the time
+    exposure = mechanism.affordable(s.epsilon_budget, s.budget_observer, most)
+    if exposure == 0:
+        first = mechanism.epsilon(1, s.budget_observer)
+        raise UsageError(
+            f"epsilon_budget is {s.epsilon_budget:g}, but the first update already costs "
+            f"{first:.3g} for the {s.budget_observer} observer; raise the budget or "
+            f"noise_multiplier (now {s.noise_multiplier:g})."
+        )
+    return exposure
+
+
 def report(plan: Plan) -> dict[str, Any]:
     """ε for each view, the proven one first, by each accountant, with what it rests on."""
     claim, claimed_delta = accounting.theorem_1(
