@@ -24,7 +24,7 @@ import numpy as np
 
 from pevdn.config import experiment as config
 from pevdn.network import keys
-from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Seen
+from pevdn.network.environment import ACTIVE, ENDED, TRUNCATED, WON, Observation
 from pevdn.network.member import run_member
 from pevdn.worlds.interface import AgentSpec
 
@@ -41,14 +41,14 @@ class Carrier:
     def __init__(self, end: int, heights: Any, together: Any) -> None:
         self.end, self.heights, self.together = end, heights, together
         self.step = 0
-        self.seen: Seen | None = None  # the result of the last action
+        self.seen: Observation | None = None  # the result of the last action
 
-    def observe(self) -> Seen:
+    def observe(self) -> Observation:
         """Return the result of the last action; after the end, the start of the next episode."""
         if self.seen is None:
             self.heights[self.end] = random.randrange(HEIGHTS)
             self.step = 0
-            return self._now(reward=0.0, flags=GOING)
+            return self._now(reward=0.0, flags=ACTIVE)
         seen, self.seen = self.seen, None if self.seen.over else self.seen
         return seen
 
@@ -60,13 +60,13 @@ class Carrier:
         off = sum(abs(height - LEVEL) for height in self.heights)
         self.together.wait()  # before either moves again
         self.step += 1
-        flags = GOING
+        flags = ACTIVE
         if self.step == STEPS:
-            flags |= ENDED | (BY_THE_CLOCK if off else WON)
+            flags |= ENDED | (TRUNCATED if off else WON)
         self.seen = self._now(reward=-off / 4, flags=flags)
 
-    def _now(self, reward: float, flags: int) -> Seen:
-        return Seen(
+    def _now(self, reward: float, flags: int) -> Observation:
+        return Observation(
             observations=np.eye(HEIGHTS, dtype=np.float32)[[self.heights[self.end]]],
             available=np.ones((1, 3), bool),
             rewards=np.array([reward], np.float32),

@@ -10,7 +10,7 @@ import numpy as np
 
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.network.mind import Mind
+from pevdn.network.compiled_agent import CompiledAgent
 from pevdn.network.recovery import Journal
 from pevdn.policies.policy import AgentPolicy, require_model, select_model
 from pevdn.training.directory import Run
@@ -36,8 +36,8 @@ def agent_parameters(folder: Path, model: str, spec: AgentSpec | None) -> tuple[
     config = Run(folder).config
     require_model(model, config.settings, folder)
     agents = worlds.make(config.env).agents
-    mind = Mind(config, spec or agents[facts["agent"]], len(agents), 1)
-    leaves, structure = jax.tree.flatten(mind.begin(jax.random.key(0)))
+    agent = CompiledAgent(config, spec or agents[facts["agent"]], len(agents), 1)
+    leaves, structure = jax.tree.flatten(agent.begin(jax.random.key(0)))
     shapes = [arrays[str(i)].shape for i in range(len(leaves))]
     if shapes != [leaf.shape for leaf in leaves]:
         raise UsageError(
@@ -45,6 +45,6 @@ def agent_parameters(folder: Path, model: str, spec: AgentSpec | None) -> tuple[
             "spec of its body."
         )
     learner = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
-    anchored = np.asarray(facts["course"]["anchored"], bool)
+    anchored = np.asarray(facts["progress"]["anchored"], bool)
     (params,) = select_model(model, [learner], anchored, config.settings, folder)
     return params, facts["agent"]
