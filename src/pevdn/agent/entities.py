@@ -133,7 +133,7 @@ def values(params: Parameters, inputs: Inputs) -> Array:
 def gradient(
     params: Parameters, inputs: Inputs, trace: Trace, q_bar: Array, *, by_episode: bool = False
 ) -> Parameters:
-    """Return the gradient by the parameters, given q_bar (T, ..., A), that by the Q-values.
+    """Return the gradient of the parameters from that of the Q-values, q_bar (T, ..., A).
 
     It is summed over the batch axes; with `by_episode` they are the leading axes of every array.
     """

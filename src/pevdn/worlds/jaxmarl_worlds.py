@@ -48,7 +48,7 @@ class Rules(NamedTuple):
     place: str  # of the class, below jaxmarl.environments
     arguments: Callable[[Any, Options], dict[str, Any]]  # from its module and the options
     limit: Callable[[Any], int]  # steps of the longest episode
-    time_limited: bool  # every episode ends by its time limit
+    timed: bool  # every episode ends by its time limit
     won: Callable[[Any, State], Array]
     entities: Callable[[Any], tuple[EntityGroup, ...]] = lambda env: ()  # of every agent
 
@@ -92,7 +92,7 @@ class JaxmarlWorld:
             available=self._available(state),
             reward=reward,
             done=done,
-            truncated=done & self._rules.time_limited,
+            truncated=done & self._rules.timed,
             won=self._rules.won(self._env, state),
         )
 
@@ -126,7 +126,7 @@ def _listener_at_goal(env: Any, state: State) -> Array:
     return _touched(env, state)[1, state.game.goal]
 
 
-def _ever_rewarded(env: Any, state: State) -> Array:
+def _rewarded(env: Any, state: State) -> Array:
     return state.rewarded
 
 
@@ -168,7 +168,7 @@ def _particles(place: str, won: Callable[[Any, State], Array], **more: Any) -> R
     return Rules(f"mpe.{place}", chosen, lambda env: PARTICLE_STEPS, True, won, **more)
 
 
-def _team_size(module: Any, options: Options) -> dict[str, Any]:
+def _size(module: Any, options: Options) -> dict[str, Any]:
     return {"num_agents": int(options["num_agents"])}
 
 
@@ -180,7 +180,7 @@ def _layout_name(module: Any, options: Options) -> dict[str, Any]:
     return {"layout": options["layout"]}
 
 
-def _own_limit(env: Any) -> int:
+def _limit(env: Any) -> int:
     return int(env.max_steps)
 
 
@@ -193,33 +193,19 @@ RULES: dict[str, Rules] = {
         "simple_speaker_listener.SimpleSpeakerListenerMPE", _listener_at_goal
     ),
     "switch_riddle": Rules(
-        "switch_riddle.switch_riddle.SwitchRiddle",
-        _team_size,
-        _own_limit,
-        time_limited=False,
-        won=_ever_rewarded,
+        "switch_riddle.switch_riddle.SwitchRiddle", _size, _limit, timed=False, won=_rewarded
     ),
     "overcooked": Rules(
-        "overcooked.overcooked.Overcooked",
-        _layout,
-        _own_limit,
-        time_limited=True,
-        won=_ever_rewarded,
+        "overcooked.overcooked.Overcooked", _layout, _limit, timed=True, won=_rewarded
     ),
     "overcooked_v2": Rules(
-        "overcooked_v2.overcooked.OvercookedV2",
-        _layout_name,
-        _own_limit,
-        time_limited=True,
-        won=_ever_rewarded,
+        "overcooked_v2.overcooked.OvercookedV2", _layout_name, _limit, timed=True, won=_rewarded
     ),
-    "hanabi": Rules(
-        "hanabi.hanabi.HanabiEnv", _team_size, _longest_hanabi, time_limited=False, won=_perfect
-    ),
+    "hanabi": Rules("hanabi.hanabi.HanabiEnv", _size, _longest_hanabi, timed=False, won=_perfect),
 }
 
 
-# ---- making one ------------------------------------------------------------------------------
+# ---- building a world ------------------------------------------------------------------------
 
 
 def _options(game: str, query: str) -> Options:

@@ -85,14 +85,9 @@ JAXMARL_GAMES: dict[str, JaxmarlGame] = {
         3, 25, "cover every landmark without colliding", _team_sizes(3, 2, 4, 5, 6)
     ),
     "MPE_simple_reference_v3": JaxmarlGame(2, 25, "tell the other agent its landmark"),
-    "MPE_simple_speaker_listener_v4": JaxmarlGame(
-        2, 25, "one agent knows the landmark, the other can move"
-    ),
+    "MPE_simple_speaker_listener_v4": JaxmarlGame(2, 25, "one knows the landmark, one moves"),
     "switch_riddle": JaxmarlGame(
-        3,
-        6,
-        "announce when all have been in the room",
-        _team_sizes(3, 4, 5, 6),
+        3, 6, "announce when all have been in the room", _team_sizes(3, 4, 5, 6)
     ),
     "overcooked": JaxmarlGame(2, 400, "cook onion soup and serve it", {"layout": KITCHENS}),
     "overcooked_v2": JaxmarlGame(
