@@ -144,13 +144,11 @@ def test_the_buffer_must_hold_a_whole_block_of_episodes() -> None:
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_the_block_that_is_checked_is_the_block_that_is_played(parallel: int, every: int) -> None:
     from pevdn import worlds
-    from pevdn.network import course
     from pevdn.simulation.program import Simulation
 
     settings = {"parallel_episodes": parallel, "update_every": every}
     made = make("pe-vdn-b", "toy:two-step", 10, settings=settings)
     assert Simulation(worlds.make("toy:two-step"), made).block == made.block_size
-    assert course.block_size(made) == made.block_size
 
 
 def test_learning_that_could_never_start_is_refused() -> None:
