@@ -1,5 +1,6 @@
 """What the pages say is true: examples run, settings are complete, named tests exist."""
 
+import ast
 import dataclasses
 import json
 import re
@@ -90,6 +91,18 @@ def test_the_epsilons_of_the_results_are_what_the_planner_says():
         wanted = [p.epsilon(view) for view in ("team", "agent") for p in plans]
         found = [float(x) for x in ",".join(figures).split(",")]
         assert found == pytest.approx(wanted, abs=0.006)
+
+
+def test_every_line_of_algorithm_1_links_to_code_that_exists():
+    page = (ROOT / "docs" / "algorithm.md").read_text()
+    links = re.findall(r"\[`([\w.]+)`\]\((\.\./src/[\w/]+\.py)\)", page)
+    assert len(links) > 12
+    for name, target in links:
+        tree = ast.parse((ROOT / "docs" / target).read_text())
+        scope: list[ast.stmt] = tree.body
+        for part in name.split("."):
+            (found,) = [x for x in scope if getattr(x, "name", None) == part]
+            scope = getattr(found, "body", [])
 
 
 def test_every_link_between_pages_leads_somewhere():

@@ -12,7 +12,7 @@ from pevdn import worlds
 from pevdn.agent import learning, networks, recurrent
 from pevdn.config import experiment as config
 from pevdn.simulation.program import Simulation
-from pevdn.training.loop import evaluation_keys
+from pevdn.training.evaluator import evaluation_keys
 
 
 @pytest.mark.parametrize("double_q", [True, False])

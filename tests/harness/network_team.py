@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pevdn.agent.packed_replay import PackedReplay
 from pevdn.config import experiment as configuration
 from pevdn.errors import PevdnError
 from pevdn.network import keys, roster_file
@@ -263,3 +264,11 @@ def twins(out: Path, *args: Any, **options: Any) -> tuple[Roster, Roster]:
             path.unlink()
     shutil.copytree(out / "one", out / "two")
     return team, roster_file.read(out / "two" / "team.toml")
+
+
+def packed_episodes(*lengths: int) -> PackedReplay:
+    """Episodes of these lengths, with made-up content."""
+    episodes = PackedReplay(len(lengths))
+    episodes.length[:-1] = lengths
+    episodes.rows = [bytes([n]) * n for n in lengths] + [b""]
+    return episodes

@@ -26,7 +26,7 @@ from pevdn.agent import networks
 from pevdn.config import experiment as configuration
 from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
-from pevdn.network.mind import Mind
+from pevdn.network.compiled_agent import CompiledAgent
 from pevdn.network.recovery import Journal
 from pevdn.policies import export
 from pevdn.policies.policy import AgentPolicy, describe_model
@@ -358,9 +358,9 @@ def test_a_party_exports_its_own_agent(tmp_path: Path, player: ModuleType) -> No
     config = configuration.make("pe-vdn-b", "toy:coordination", 100, settings=SMALL)
     (folder / "config.yaml").write_text(configuration.to_text(config))
     agents = worlds.make("toy:coordination").agents
-    leaves = jax.tree.leaves(Mind(config, agents[1], 2, 1).begin(jax.random.key(4)))
+    leaves = jax.tree.leaves(CompiledAgent(config, agents[1], 2, 1).begin(jax.random.key(4)))
     arrays = {str(n): np.asarray(leaf) for n, leaf in enumerate(leaves)}
-    Journal(folder).save(0, arrays, {"agent": 1, "course": {"anchored": False}})
+    Journal(folder).save(0, arrays, {"agent": 1, "progress": {"anchored": False}})
 
     path, facts = pevdn.export(folder)
     assert path == folder / "agent-1.safetensors" and facts["agent"] == "1"

@@ -28,7 +28,8 @@ from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
-from pevdn.training.loop import Progress, evaluation_keys
+from pevdn.training.evaluator import evaluation_keys
+from pevdn.training.loop import Progress
 from pevdn.viewer import Recording, drawing, playing, record_episode, styles
 from pevdn.viewer.picture import Painter, rows
 from pevdn.worlds.base import AgentSpec, ExternalWorld, Step

@@ -9,7 +9,7 @@ from typing import Any
 
 from pevdn.config.settings import MOST, number
 from pevdn.training.directory import Run
-from pevdn.training.loop import evaluation_keys
+from pevdn.training.evaluator import evaluation_keys
 
 
 def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:

@@ -11,13 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pevdn._platform import cache_compilations, refuse_miscompiling_jaxlib
-from pevdn.agent import evaluation, schedule
-from pevdn.agent.keys import of_evaluation
+from pevdn.agent import schedule
 from pevdn.config import presets
 from pevdn.config.experiment import Config, fingerprint, to_text
 from pevdn.config.runtime import RuntimeOptions
@@ -37,6 +35,7 @@ from pevdn.training import world as environment
 from pevdn.training.accountant import Accountant
 from pevdn.training.checkpoint import Checkpoints, Progress
 from pevdn.training.directory import Run
+from pevdn.training.evaluator import Evaluator
 from pevdn.training.progress import Moment, Observer, Silent
 from pevdn.worlds.base import ExternalWorld, World
 
@@ -181,12 +180,6 @@ def _decide_randomness(config: Config, external: bool) -> Config:
     return dataclasses.replace(config, settings=settings)
 
 
-@jax.jit
-def evaluation_keys(seeds: Any, number: int) -> Any:
-    """Return the keys (S,) of an evaluation, which depend on seed and number alone."""
-    return jax.vmap(of_evaluation, (0, None))(seeds, number)
-
-
 class _Training:
     """One run while it trains."""
 
@@ -277,14 +270,11 @@ class _Training:
     def _compile(self) -> None:
         began = time.monotonic()
         self.observer.note("compiling (cached for the next run) …")
-        state = self.simulation.like()
-        keys = jax.eval_shape(jax.vmap(jax.random.key), self.seeds)
-        compile_evaluation = self.simulation.compile_evaluation(state.params, keys, self.lanes.jit)
+        self.evaluate = Evaluator(self.simulation, self.seeds, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
-            evaluate = pool.submit(compile_evaluation)
+            evaluation = pool.submit(self.evaluate.compile)
             self.advance = self.simulation.compile(self.lanes.jit)
-            self.evaluate = evaluate.result()
-        self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
+            evaluation.result()
         self.compile_seconds = time.monotonic() - began
 
     # ---- the loop -------------------------------------------------------------------------
@@ -355,38 +345,12 @@ class _Training:
         return self.advance(state, *numbers)
 
     def _evaluate(self) -> None:
-        s, number = self.config.settings, self.progress.evaluations
-        scores: dict[str, Any] = {}
-        for model in evaluation.models(s):
-            if model == "anchor":
-                win_rate = scores[evaluation.candidate(s)].win_rate
-                self.state = self.keep_anchor(self.state, win_rate)
-            params = tuple(getattr(learner, model) for learner in self.state.learners)
-            keys = evaluation_keys(self.seeds, evaluation.key_number(number, model))
-            scores[model] = self.evaluate(params, keys)
-        lines = self._metrics_lines(jax.device_get(scores))
+        spent = self.accountant.spent() if self.accountant is not None else None
+        self.state, lines = self.evaluate(self.state, self.progress.evaluations, spent)
         metrics.write(self.run.path, lines)
         self.progress.evaluations += 1
         self.progress.metrics_lines += len(lines)
         self.latest = metrics.mean_of_seeds(lines)
-
-    def _metrics_lines(self, scores: dict[str, Any]) -> list[metrics.Line]:
-        """Return a line for each seed, from the scores (S,) of each model."""
-        state = self.state._replace(learners=(), replays=(), key=jnp.zeros(()))
-        counters = jax.device_get(state)._asdict()
-        spent = self.accountant.spent() if self.accountant is not None else None
-        lines = []
-        for lane in range(self.config.seeds):
-            own = {
-                model: evaluation.Score(*(x[lane] for x in score))
-                if model != "anchor" or counters["anchored"][lane]
-                else None
-                for model, score in scores.items()
-            }
-            public = {name: counters[name][lane] for name in ("env_steps", "episodes", "updates")}
-            privacy = spent[lane]._asdict() if spent is not None else None
-            lines.append(evaluation.metrics_line(self.config.seed + lane, public, own, privacy))
-        return lines
 
     def _check_messages(self) -> None:
         """Stop when a message did not fit into the encoding."""
