@@ -198,7 +198,7 @@ def test_a_receiver_that_fails_refuses_and_goes_on(caplog: pytest.LogCaptureFixt
     inbox = Inbox()
 
     def fragile(envelope: Envelope) -> Receipt:
-        if envelope.round == 13:
+        if envelope.step == 13:
             raise ValueError("secret words")
         return inbox(envelope)
 
