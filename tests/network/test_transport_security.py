@@ -65,7 +65,7 @@ def test_a_certificate_that_the_handshake_let_through_is_still_compared() -> Non
     pem = STRANGER.certificate
     assert alice._authenticate({"x509_pem_cert": [pem]}) == ""
     assert alice._authenticate({}) == ""
-    assert alice._admit("", share().SerializeToString())[1] == (
+    assert alice._parse("", share().SerializeToString())[1] == (
         "the certificate is not in the roster"
     )
 
