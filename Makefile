@@ -1,4 +1,4 @@
-# Everything here needs only make and Python 3.11 or newer; the rest goes into .venv.
+# Needs make and Python 3.11 or newer; everything else is installed into .venv.
 PYTHON ?= python3
 STEPS  ?= 250000
 OUT    ?= runs/3m-private-$(shell date +%Y%m%d-%H%M%S)
@@ -8,14 +8,14 @@ PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c con
 READY := .venv/ready
 DOCS  := .venv/docs-ready
 
-# A PYTHON given by hand is taken at its word; the default may fall back on a newer neighbour.
+# An explicit PYTHON is used as it is; the default falls back on a newer version.
 PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help train test test-slow lint format bench guard docs clean
 
-help:  ## Show this list
+help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 train: $(READY)  ## Train a private team (STEPS=250000 OUT=runs/...)
@@ -32,14 +32,14 @@ lint: $(READY)  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## Rewrite the code in the project's style
+format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## Measure speed (JSON=1: as one document)
+bench: $(READY)  ## Measure speed (JSON=1: print one JSON document)
 	$(BIN)/python benchmarks/bench.py $(if $(JSON),--json)
 
-guard: $(READY)  ## Check that no ratio of speeds became worse
+guard: $(READY)  ## Check speed ratios against their limits
 	$(BIN)/python benchmarks/bench.py --guard
 
 docs: $(DOCS)  ## Build the documentation into site/
@@ -49,7 +49,7 @@ clean:  ## Remove .venv, caches and site/ (never runs/)
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp goes first and comes back last, so an interrupted installation is started again.
+# The stamp is removed first and written last: an interrupted installation starts over.
 $(READY): pyproject.toml constraints.txt
 	@rm -f $@ $(DOCS); \
 	for python in $(PYTHONS); do \
@@ -57,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 	  python=; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo "pevdn needs Python 3.11 or newer and '$(PYTHON)' is not: try make PYTHON=/path/to/python3.11" >&2; \
+	  echo "pevdn needs Python 3.11 or newer, which '$(PYTHON)' is not; try make PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; \
 	fi; \
 	echo "Installing pevdn and its tools into .venv with $$($$python --version) (once; a minute or two)"; \

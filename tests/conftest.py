@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ if version("jaxlib").startswith("0.10."):  # later versions have no such flag, a
 import pevdn  # noqa: F401, I001  (before JAX: it sets the XLA flags)
 import jax
 import pytest
+import support
 from hypothesis import settings
+
+from pevdn.training.directory import Run
 
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=25, database=None
@@ -46,7 +50,6 @@ def compiled_once() -> Iterator[None]:
     parts = ("advance", "evaluate", "keep_anchor", "compile_seconds")
     outside = {
         "eval_every": 1,
-        "checkpoint_every": 1,
         "anchor_threshold": 0.0,
         "epsilon_budget": 0.0,
         "budget_observer": "team",
@@ -54,7 +57,7 @@ def compiled_once() -> Iterator[None]:
     }
 
     def compile_once(self: Any) -> None:
-        if self.config.settings.buffer == "host":  # its programs come with its episodes
+        if self.options.buffer == "host":  # its programs come with its episodes
             return real(self)
         settings = dataclasses.replace(self.config.settings, **outside)
         program = dataclasses.replace(self.config, steps=1, seed=0, settings=settings)
@@ -66,3 +69,44 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Training, "_compile", compile_once)
         yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the runs that tests share."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def finished(folder: Path) -> dict[str, Run]:
+    """A finished run of each algorithm; tests only read it."""
+    return {name: support.train(name, folder / name) for name in support.WORLD}
+
+
+@pytest.fixture(scope="session")
+def three(folder: Path) -> dict[str, Run]:
+    """Runs with the seeds 5, 6 and 7; tests only read them."""
+    return {
+        name: support.train(name, folder / f"{name}-three", seed=5, seeds=3)
+        for name in support.WORLD
+    }
+
+
+@pytest.fixture(scope="session")
+def long(folder: Path) -> Callable[[str], Run]:
+    """A long undisturbed run, to compare others with."""
+
+    def made(name: str) -> Run:
+        path = folder / f"{name}-long"
+        return Run(path) if path.exists() else support.train(name, path, **support.LONG)
+
+    return made
+
+
+@pytest.fixture
+def copy(finished: dict[str, Run], tmp_path: Path) -> Run:
+    """A copy of a run that was killed just before it finished, for tests to change."""
+    path = tmp_path / "copy"
+    shutil.copytree(finished["pe-vdn-b"].path, path)
+    (path / "summary.json").unlink()
+    return Run(path)

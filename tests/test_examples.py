@@ -1,4 +1,4 @@
-"""Claims about examples/: they run as they are, and their bodies keep to the protocol."""
+"""The examples run unchanged, and their bodies follow the protocol."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def own_body(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return own_body
 
 
-def test_two_bodies_tell_of_the_same_episodes(own_body: ModuleType) -> None:
+def test_two_bodies_report_the_same_episodes(own_body: ModuleType) -> None:
     heights, together = [0, 0], threading.Barrier(2, timeout=10)
-    tapes: list[list[Observation]] = [[], []]
+    results: list[list[Observation]] = [[], []]
 
     def play(end: int) -> None:
         body = own_body.Carrier(end, heights, together)
         for _ in range(3):
-            tapes[end].append(body.observe())
+            results[end].append(body.observe())
             for step in range(body.max_steps):
                 body.act(step % 3)
-                tapes[end].append(body.observe())
+                results[end].append(body.observe())
 
     threads = [threading.Thread(target=play, args=(end,)) for end in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(tapes[0]) == len(tapes[1]) == 3 * (own_body.STEPS + 1)
-    for number, (mine, theirs) in enumerate(zip(*tapes, strict=True)):
+    assert len(results[0]) == len(results[1]) == 3 * (own_body.STEPS + 1)
+    for number, (mine, theirs) in enumerate(zip(*results, strict=True)):
         assert mine.rewards == theirs.rewards and mine.flags == theirs.flags
         last = number % (own_body.STEPS + 1) == own_body.STEPS
         assert bool(mine.flags[0] & ENDED) == mine.over == last and mine.flags[0] & ACTIVE

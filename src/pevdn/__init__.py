@@ -1,10 +1,10 @@
-"""Train a team of cooperating agents without any agent sharing what it saw or did.
+"""Train teams of cooperating agents without pooling their data.
 
 >>> import pevdn
 >>> run = pevdn.train("pe-vdn-b", env="toy:two-step", steps=2000)   # doctest: +SKIP
 >>> policy = pevdn.load(run)                                        # doctest: +SKIP
 
-Importing this package is cheap: JAX is loaded when something needs it.
+Importing this package is cheap: JAX is loaded on first use.
 """
 
 from __future__ import annotations

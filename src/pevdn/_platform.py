@@ -1,4 +1,4 @@
-"""What the machine needs to be told before JAX starts."""
+"""Process-wide settings of JAX and XLA, and workarounds for their bugs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pevdn.errors import PevdnError
+
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 LEVEL = "xla_backend_optimization_level"
-NOISY = ("0.10.0", "0.10.1")  # versions of jaxlib with false alarms (openxla issue 44565)
-MISCOMPILING = ("0.10.2",)  # versions of jaxlib with wrong results on the CPU (jax issue 39103)
+NOISY = ("0.10.0", "0.10.1")  # jaxlib versions that log false alarms (openxla issue 44565)
+MISCOMPILING = ("0.10.2",)  # jaxlib versions with wrong results on the CPU (jax issue 39103)
 
 
 def guard_against_deadlock() -> None:
-    """Turn off the XLA scheduler that hangs for ever on machines with few cores.
+    """Disable the XLA scheduler that deadlocks on machines with few cores.
 
-    XLA reads its flags when JAX first touches a device, so this runs when `pevdn` is imported.
-    Flags that the user has set, this one included, stay as they are.
+    XLA reads its flags when JAX first uses a device, so this runs when `pevdn` is imported. Flags
+    that the user has set are kept, this one included.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if SCHEDULER in flags:
@@ -35,10 +37,10 @@ def guard_against_deadlock() -> None:
 
 
 def use_one_thread_on_few_cores() -> None:
-    """Keep XLA from sharing its small products between two cores, which often are one.
+    """Keep XLA from splitting small products between two cores, which often share one.
 
-    It reads NPROC when JAX first touches a device. On the machine of docs/performance.md training
-    is 1.1 to 1.4 × as fast with one thread as with two. A number that the user has set stays.
+    XLA reads NPROC when JAX first uses a device. On the machine of docs/performance.md training is
+    1.1 to 1.4 × as fast with one thread as with two. A value set by the user is kept.
     """
     if (os.cpu_count() or 1) <= 2:
         os.environ.setdefault("NPROC", "1")
@@ -47,8 +49,8 @@ def use_one_thread_on_few_cores() -> None:
 def silence_false_alarms() -> None:
     """Keep XLA from logging an error for every cached program that it loads on some CPUs.
 
-    These versions take preferences of the compiler for features that the CPU lacks; the program is
-    loaded and right. A level that the user has set stays.
+    These versions mistake compiler preferences for CPU features; the loaded program is correct. A
+    level set by the user is kept.
     """
     with suppress(PackageNotFoundError):
         if version("jaxlib") in NOISY:
@@ -56,9 +58,9 @@ def silence_false_alarms() -> None:
 
 
 def compiler_options() -> dict[str, str | bool | int | float]:
-    """What programs are compiled with, unless the user has set it in XLA_FLAGS.
+    """Return the compiler options of our programs, unless XLA_FLAGS sets them.
 
-    On the CPU the compiler's last passes take a third of its time and make nothing here faster.
+    On the CPU the last optimisation passes take a third of the compile time without any gain here.
     """
     import jax
 
@@ -68,14 +70,12 @@ def compiler_options() -> dict[str, str | bool | int | float]:
 
 
 def refuse_miscompiling_jaxlib() -> None:
-    """Refuse to train with a compiler that silently computes wrong numbers.
+    """Refuse compilers that silently compute wrong numbers.
 
-    The requirements exclude these versions; this catches environments that were made without them.
+    Our requirements exclude these versions; this catches environments that ignore them.
     """
     import jax
     import jaxlib
-
-    from pevdn.errors import PevdnError
 
     if jaxlib.__version__ in MISCOMPILING and jax.default_backend() == "cpu":
         raise PevdnError(
@@ -91,7 +91,7 @@ def _jax_has_started() -> bool:
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs between runs, unless the user has said where to keep them."""
+    """Cache compiled programs between runs, unless the user has chosen a cache directory."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def cache_compilations() -> None:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held: of all GPUs if it uses any, else of the machine."""
+    """Return the peak memory of this process: on all GPUs if it uses any, else in main memory."""
     import resource
 
     import jax

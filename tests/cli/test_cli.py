@@ -14,6 +14,7 @@ from support import Said, cli, content, finish, python, start, train_arguments
 import pevdn
 from pevdn import worlds
 from pevdn.config.algorithms import ALGORITHMS
+from pevdn.config.runtime import option_fields
 from pevdn.config.settings import setting_fields
 from pevdn.training.loop import Run
 
@@ -111,12 +112,20 @@ def test_algorithms_lists_all_five_and_what_crosses_between_agents() -> None:
 
 def test_config_lists_every_setting_with_the_defaults_of_an_algorithm() -> None:
     rows = {row["name"]: row for row in listed("config")}
-    assert list(rows) == list(setting_fields())
+    assert list(rows) == [*setting_fields(), *option_fields()]
     assert all(row["meaning"] for row in rows.values())
-    assert rows["sampling"]["choices"] == ["uniform", "poisson"]
+    assert rows["network"]["choices"] == ["recurrent", "entities"]
     private = {row["name"]: row["default"] for row in listed("config", "pe-vdn-c")}
-    assert (rows["sampling"]["default"], private["sampling"]) == ("uniform", "poisson")
+    assert (rows["network"]["default"], private["network"]) == ("recurrent", "entities")
     assert "clip_norm" in cli("config").out
+
+
+def test_config_lists_the_runtime_options_as_they_are_typed() -> None:
+    kinds = {row["name"]: row["kind"] for row in listed("config")}
+    assert {name for name, kind in kinds.items() if kind == "runtime option"} == {*option_fields()}
+    preset = {row["name"]: row["default"] for row in listed("config", "--preset", "team-8-long")}
+    assert preset["checkpoint_every"] == 400_000
+    assert "--checkpoint-every" in cli("config").out
 
 
 # --- training --------------------------------------------------------------------------------
@@ -184,7 +193,13 @@ def test_evaluation_prints_one_document(trained: tuple[Path, Said]) -> None:
         (["iql", "--steps", "0"], "steps is 0, but must be at least 1."),
         (["iql", "--steps", "9999999999"], "steps is 9999999999, but must be at most"),
         (["iql", "--seed", "-1"], "seed is -1, but must be at least 0."),
-        (["pe-vdn-c", "--set", "sampling=uniform"], "needs 'poisson'"),
+        (["pe-vdn-c", "--set", "sampling=uniform"], "sampling was removed, because it follows"),
+        (["iql", "--set", "buffer=host"], "is a runtime option, not a setting; use --buffer, or"),
+        (["iql", "--set", "envs=2"], "envs is a runtime option, not a setting; use --workers, or"),
+        (["iql", "--buffer", "disk"], "unknown value of buffer: 'disk'"),
+        (["iql", "--workers", "-1"], "workers is -1, but must be at least 0."),
+        (["iql", "--checkpoint-every", "0"], "checkpoint_every is 0, but must be at least 1."),
+        (["iql", "--devices", "none"], "devices is 'none', but must be 'all' or a positive whole"),
     ],
 )
 def test_a_mistake_is_named_in_one_sentence_before_anything_is_written(

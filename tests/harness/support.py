@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -21,9 +22,10 @@ import pytest
 import pevdn
 from pevdn import _platform, worlds
 from pevdn.cli import main
-from pevdn.simulation.host import simulation_for
-from pevdn.training.checkpoint import Checkpoints
-from pevdn.training.loop import Progress, Run
+from pevdn.config.runtime import RuntimeOptions, option_fields
+from pevdn.simulation.program import Simulation
+from pevdn.training.checkpoint import Checkpoints, Progress
+from pevdn.training.directory import Run
 
 # One program for each algorithm: what differs below these settings is not compiled in.
 SMALL: dict[str, Any] = {
@@ -35,7 +37,6 @@ SMALL: dict[str, Any] = {
     "learning_starts": 8,
     "eval_episodes": 8,
     "eval_every": 40,
-    "checkpoint_every": 100,
 }
 PRIVATE: dict[str, Any] = {
     **SMALL,
@@ -47,6 +48,9 @@ PRIVATE: dict[str, Any] = {
     "network": "recurrent",  # the coordination game takes memory
     "average_decay": 0.0,
 }
+OPTIONS = RuntimeOptions(checkpoint_every=100)
+# Long enough to be killed in the middle, with many lines from one checkpoint to the next.
+LONG: dict[str, Any] = {"steps": 1600, "eval_every": 40, "checkpoint_every": 600}
 # What production compiles with: conftest.py has set other flags, for speed.
 PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
 if "fusion_emitters" in os.environ["XLA_FLAGS"]:
@@ -64,14 +68,15 @@ def small(algorithm: str) -> dict[str, Any]:
 
 
 def train(algorithm: str, out: Path, steps: int = 200, **changes: Any) -> Run:
-    settings = {**small(algorithm), **changes}
+    settings = {"checkpoint_every": OPTIONS.checkpoint_every, **small(algorithm), **changes}
     return pevdn.train(algorithm, WORLD[algorithm], steps=steps, out=out, **settings)
 
 
 def train_arguments(algorithm: str, out: Path, steps: int = 200, **changes: Any) -> list[str]:
     """The same training, as one types it."""
-    settings = {**small(algorithm), **changes}
-    own = [f"--{name}={settings.pop(name)}" for name in ("seed", "seeds") if name in settings]
+    settings = {"checkpoint_every": OPTIONS.checkpoint_every, **small(algorithm), **changes}
+    flags = ("seed", "seeds", *option_fields())
+    own = [f"--{n.replace('_', '-')}={settings.pop(n)}" for n in flags if n in settings]
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     world = WORLD[algorithm]
     return ["train", algorithm, f"--env={world}", f"--steps={steps}", f"--out={out}", *own, *sets]
@@ -143,6 +148,29 @@ def wait_until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> 
         time.sleep(0.001)
 
 
+def strict(text: str) -> Any:
+    """Parse JSON, and refuse what only Python's parser accepts."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class Failing:
+    """Stands in for a call; fails from the n-th time on (disk full), until `freed` is set."""
+
+    def __init__(self, real: Callable[..., Any], n: int, failure: Exception | None = None) -> None:
+        self._real, self._left, self.freed = real, n, False
+        self._failure = failure or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._left -= 1
+        if self._left < 0 and not self.freed:
+            raise self._failure
+        return self._real(*args, **kwargs)
+
+
 # --- what a run left -------------------------------------------------------------------------
 
 
@@ -177,7 +205,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def saved(run: Run) -> tuple[list[np.ndarray], Progress]:
     """All arrays of the newest checkpoint, and where the host stood."""
-    simulation = simulation_for(worlds.make(run.config.env), run.config)
+    simulation = Simulation(worlds.make(run.config.env), run.config, run.options)
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
     state, progress = checkpoints.restore(simulation)
     checkpoints.close()
@@ -187,6 +215,15 @@ def saved(run: Run) -> tuple[list[np.ndarray], Progress]:
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
     return [plain(leaf) for leaf in jax.tree.leaves(state)], progress
+
+
+def refused_resume(path: Path, code: int) -> str:
+    """Return the sentence of a refused `pevdn resume`, which must change nothing."""
+    before = content(path)
+    said = cli("resume", path)
+    assert said.code == code and said.out == ""
+    assert content(path) == before
+    return said.sentence
 
 
 def assert_same_ending(run: Run, reference: Run) -> None:
@@ -209,3 +246,8 @@ TIMES = dict.fromkeys(
         "peak_memory_bytes",
     ]
 )
+
+
+def split_keys(keys: jax.Array, count: int) -> jax.Array:
+    """Keys (S,) to (S, count)."""
+    return jax.vmap(lambda key: jax.random.split(key, count))(keys)

@@ -95,7 +95,7 @@ def test_what_a_party_has_learnt_acts_by_itself(heard: Heard) -> None:
     available = np.zeros(agent.n_actions, bool)
     available[1] = True
     assert agent.act(np.zeros(agent.observation_size), available) == 1
-    with pytest.raises(UsageError, match="has no model 'anchor'; it has: running"):
+    with pytest.raises(UsageError, match="was trained without an anchor; use model 'running'"):
         pevdn.load_agent(alice.folder, "anchor")
     with pytest.raises(UsageError, match="holds no data of a party"):
         pevdn.load_agent(heard.team.path.parent)

@@ -21,17 +21,18 @@ import pytest
 import tensorstore
 import yaml
 from safetensors.numpy import load_file
-from support import PRIVATE, SMALL, WORLD, checkpoints_in, cli, content, train
+from support import OPTIONS, PRIVATE, SMALL, WORLD, checkpoints_in, cli, content, train
 
 import pevdn
 from pevdn import worlds
 from pevdn.config import experiment as configuration
+from pevdn.config.runtime import option_fields
 from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
 from pevdn.policies import export, publish
 from pevdn.policies.evaluate import evaluate
 from pevdn.policies.export import arrays
-from pevdn.simulation.host import simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.storage.files import make_private
 from pevdn.storage.strict_json import to_json
 from pevdn.training import figures, readme
@@ -76,11 +77,13 @@ def copy(private: Run, tmp_path: Path) -> Run:
 
 def untrained(out: Path, algorithm: str = "pe-vdn-c", **changes: Any) -> Run:
     """A run that is finished by its files, with one empty episode and nothing learnt."""
+    chosen = {name: changes.pop(name) for name in option_fields() if name in changes}
     settings = {**(PRIVATE if algorithm == "pe-vdn-c" else SMALL), **changes}
     config = configuration.make(algorithm, WORLD[algorithm], 100, 2, SEED, settings)
-    simulation = simulation_for(worlds.make(config.env), config)
+    options = OPTIONS.replace(chosen)
+    simulation = Simulation(worlds.make(config.env), config, options)
     out.mkdir(parents=True)
-    (out / "config.yaml").write_text(configuration.to_text(config))
+    (out / "config.yaml").write_text(configuration.to_text(config, options))
     (out / "summary.json").write_text("{}")
     state = jax.jit(simulation.start)(jnp.arange(SEED, SEED + 2))
     state = state._replace(episodes=jnp.ones(2, jnp.int32))
@@ -95,7 +98,7 @@ def mode(path: Path) -> int:
 
 
 def state_of(run: Run) -> Any:
-    simulation = simulation_for(worlds.make(run.config.env), run.config)
+    simulation = Simulation(worlds.make(run.config.env), run.config, run.options)
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
     state, _ = checkpoints.restore(simulation)
     checkpoints.close()
@@ -339,10 +342,9 @@ def test_the_figures_that_are_published_are_the_runs(
 
 
 def test_every_setting_is_either_published_or_withheld_on_purpose() -> None:
-    """A new setting belongs into `publish.SETTINGS`, unless it tells of the machine."""
-    withheld = {"buffer", "checkpoint_every", "envs", "world_timeout"}
-    fields = set(setting_fields()) | {"randomness"}
-    assert fields - set(publish.SETTINGS) == withheld
+    """A new setting belongs into `publish.SETTINGS`; runtime options tell of the machine."""
+    assert set(setting_fields()) == set(publish.SETTINGS)
+    assert not set(option_fields()) & set(publish.SETTINGS)
 
 
 def test_the_privacy_of_a_publication_is_the_ledgers(
@@ -383,7 +385,7 @@ def test_a_run_that_promises_nothing_is_not_published(name: str, tmp_path: Path)
         ledger = Ledger.begin(run.path, configuration.fingerprint(run.config), plan.mechanism, 2, 9)
         ledger.settle(ledger.reserve(40, 30, [100, 100], 1), [30, 30], [30, 30], "")
     said = cli("publish", run.path, "--out", tmp_path / "out")
-    assert said.code == 2 and "promise" in said.sentence
+    assert said.code == 2 and "carry no guarantee" in said.sentence
     assert ("pevdn export" in said.sentence) == (name != "little noise")
     assert not (tmp_path / "out").exists()
 
@@ -466,7 +468,7 @@ def test_export_says_what_may_be_published(private: Run, tmp_path: Path) -> None
     assert "may be published under the ε" in said.out and "pevdn publish" in said.out
     plain = untrained(tmp_path / "plain", "pe-vdn-b")
     said = cli("export", plain.path, "--agent", 0, "--json")
-    assert "promises nothing" in json.loads(said.out)["publish"]
+    assert "carries no guarantee" in json.loads(said.out)["publish"]
 
 
 # --- forgetting ------------------------------------------------------------------------------
@@ -511,7 +513,7 @@ def test_a_forgotten_run_acts_as_before_and_cannot_be_trained(copy: Run, tmp_pat
     assert pevdn.resume(copy.path).summary == copy.summary, "it is finished, as before"
     (copy.path / "summary.json").unlink()
     said = cli("resume", copy.path)
-    assert said.code == 1 and "has forgotten its stored episodes" in said.sentence
+    assert said.code == 1 and "has no stored episodes" in said.sentence
 
 
 def test_forgetting_twice_is_forgetting_once(copy: Run) -> None:

@@ -1,4 +1,4 @@
-"""Claims about where random numbers come from: keys that nobody guesses, and none used twice."""
+"""Random keys: secret ones cannot be guessed, and no key is used twice."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ import pytest
 import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from ledgers import without_epsilon
 from scipy.stats import chisquare
 from support import PRIVATE, cli, metrics_of
 
@@ -142,7 +143,7 @@ def test_the_secret_is_in_no_other_file(from_os: Run) -> None:
 def test_private_episodes_from_outside_get_noise_from_outside(
     tmp_path: Path, env: Any, algorithm: str, expected: str
 ) -> None:
-    settings = {**PRIVATE, "sampling": "poisson", "envs": 1}
+    settings = {**PRIVATE, "workers": 1}
     run = pevdn.train(algorithm, env, steps=20, out=tmp_path / "run", **settings)
     assert run.config.settings.randomness == expected
     assert (run.path / secret.FILE).exists() == (expected == "os")
@@ -180,11 +181,6 @@ def test_what_a_kill_lost_is_repeated_with_the_same_noise(
                 shutil.rmtree(number)
         pevdn.resume(path)
         assert without_epsilon(Run(path)) == without_epsilon(from_os), name
-
-
-def without_epsilon(run: Run) -> list[dict[str, Any]]:
-    """The ledger knows of what was lost from the start, so that ε is larger from the start."""
-    return [{k: v for k, v in x.items() if not k.startswith("epsilon")} for x in run.metrics]
 
 
 def test_a_run_that_lost_its_secret_before_its_first_checkpoint_is_refused(
@@ -234,9 +230,9 @@ def test_whoever_goes_on_draws_new_random_numbers(tmp_path: Path, noticed: bool)
 
 def simulation_of(run: Run) -> Any:
     from pevdn import worlds
-    from pevdn.simulation.host import simulation_for
+    from pevdn.simulation.program import Simulation
 
-    return simulation_for(worlds.make(run.config.env), run.config)
+    return Simulation(worlds.make(run.config.env), run.config)
 
 
 def keys_of(run: Run) -> np.ndarray:

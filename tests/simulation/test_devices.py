@@ -38,7 +38,7 @@ REFUSED = {
     "3": "seeds is 4, which 3 devices cannot share evenly; train a multiple of 3 seeds, or set "
     "devices to 2.",
     "5": "devices is 5, but JAX finds 4 here",
-    "2 --buffer host": "devices is 2, but a run with buffer=host has one",
+    "2 --buffer host": "devices is 2, but a run with buffer=host uses one",
 }
 
 

@@ -342,11 +342,11 @@ def test_an_option_changes_the_world(
         (f"{KITCHEN}?lay=x", "unknown option of jaxmarl:overcooked 'lay'; did you mean 'layout'?"),
         (f"{RIDDLE}?num_agents=2", "unknown num_agents '2'; choose one of: 3, 4, 5, 6."),
         (f"{SPEAKER}?num_agents=3", "jaxmarl:MPE_simple_speaker_listener_v4 has no options"),
-        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is not cooperative: what one"),
+        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is not cooperative: one"),
         ("jaxmarl:coin_game", "'jaxmarl:coin_game' is not cooperative"),
         ("jaxmarl:MPE_simple_facmac_6a_v1", "has continuous actions"),
-        ("jaxmarl:MPE_simple_v3", "has one agent, which is no team"),
-        ("jaxmarl:SMAX", "as in 'smax:3m'"),
+        ("jaxmarl:MPE_simple_v3", "has only one agent, but a team needs two"),
+        ("jaxmarl:SMAX", "such as 'smax:3m'"),
         ("jaxmarl:JaxRobotarium_rware", "jaxrobotarium"),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name="chex")
 
     monkeypatch.setattr("pevdn.worlds.jaxmarl_worlds.importlib.import_module", missing)
-    with pytest.raises(UsageError, match="needs the Python package 'chex', which is not here"):
+    with pytest.raises(UsageError, match="needs the Python package 'chex', which is not installed"):
         JaxmarlWorld("switch_riddle")
 
 

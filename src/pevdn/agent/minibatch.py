@@ -90,8 +90,6 @@ def _by_horizon(
     return arranged, parts.sum()
 
 
-def shape_of_part(spec: AgentSpec, steps: int, part: int) -> Episode:
-    """Shapes and types of one agent's part (T, P, ...)."""
-    sizes = (steps, spec.observation_size, spec.n_actions)
-    found: Episode = jax.eval_shape(lambda: replay.time_first(replay.empty(part - 1, *sizes)))
-    return found
+def empty_part(spec: AgentSpec, steps: int, part: int) -> Episode:
+    """Room for one agent's part (T, P, ...)."""
+    return replay.time_first(replay.empty(part - 1, steps, spec.observation_size, spec.n_actions))

@@ -1,4 +1,4 @@
-"""The command line: one file a command, nothing heavy imported until a command runs."""
+"""The command line: one module per command; heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from pevdn.cli import (
     world,
     worlds,
 )
-from pevdn.errors import PevdnError, UsageError
+from pevdn.errors import Interrupted, PevdnError, UsageError
 
 app = typer.Typer(
     name="pevdn",
-    help="Train a team of cooperating agents without any agent sharing what it saw or did.",
+    help="Train teams of cooperating agents without pooling their data: value decomposition with "
+    "secret sharing and differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,17 +44,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = (
-    *(train, resume, reproduce, evaluate, export, publish, forget, replay, attack, audit, budget),
-    *(ledger, keys, party, world, presets, worlds, check_env, algorithms, config),
-)
-for command in COMMANDS:
-    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.main)
-app.add_typer(team.app, name="team")
+COMMANDS = {
+    "Train": (train, resume, reproduce),
+    "Use a trained team": (evaluate, replay, export, publish, forget),
+    "Privacy": (budget, ledger, audit, attack),
+    "One process per agent": (keys, party, world),
+    "Look up": (algorithms, presets, config, worlds, check_env),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        name = command.__name__.rpartition(".")[2].replace("_", "-")
+        app.command(name, rich_help_panel=panel)(command.main)
+app.add_typer(team.app, name="team", rich_help_panel="One process per agent")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"pevdn {pevdn.__version__}")
         raise typer.Exit
 
@@ -67,9 +73,7 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run a command; every expected failure is one sentence and an exit code."""
-    from pevdn.errors import Interrupted
-
+    """Run a command; an expected failure is one sentence and an exit code."""
     try:
         app(arguments, prog_name="pevdn")
     except Interrupted as stopped:

@@ -1,4 +1,4 @@
-"""`pevdn algorithms`: the five ways to train."""
+"""`pevdn algorithms`: list the algorithms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(as_json: Json = False) -> None:
-    """List the algorithms: how the team's sum is formed, and what crosses between agents."""
+    """List the algorithms: how the team's sum is formed, and what agents send each other."""
     from pevdn.config.algorithms import ALGORITHMS
 
     if as_json:
@@ -24,7 +24,7 @@ def main(as_json: Json = False) -> None:
         )
         return
     print_table(
-        ["algorithm", "exchange", "DP", "what crosses between agents"],
+        ["algorithm", "exchange", "DP", "what agents send each other"],
         [
             [a.name, a.exchange, "yes" if a.private else "no", a.crosses]
             for a in ALGORITHMS.values()

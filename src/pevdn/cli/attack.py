@@ -1,4 +1,4 @@
-"""`pevdn attack`: what do a curious teammate and an outsider get out of a run?"""
+"""`pevdn attack`: measure what a curious teammate and an outsider learn from a run."""
 
 from __future__ import annotations
 
@@ -16,40 +16,43 @@ OBSERVERS = {"agent": "one agent", "team": "whole team"}
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     episodes: Annotated[
-        int | None, typer.Option(help="Episodes for the curious teammate (default: 1024).")
+        int | None, typer.Option(help="Episodes played for the curious teammate (default: 1024).")
     ] = None,
     shadows: Annotated[
         int | None,
-        typer.Option(help="Teams trained for membership inference, each time (default: 12)."),
+        typer.Option(help="Shadow teams per membership-inference attack (default: 12)."),
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Updates of each of those teams (default: 120).")
+        int | None, typer.Option(help="Updates of each shadow team (default: 120).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything the attacks draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="256 episodes, 6 teams, 60 updates: wider intervals.")
+        bool,
+        typer.Option(
+            "--quick", help="Use 256 episodes, 6 teams and 60 updates; intervals are wider."
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File of the picture (default: RUN/attack.png).")
+        Path | None, typer.Option(help="Picture file (default: RUN/attack.png).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attack a trained team: read private features, and tell which episodes were learnt from."""
+    """Attack a trained team: infer private features and the membership of episodes."""
     from pevdn.storage.files import disk_errors
     from pevdn.training.directory import Run
     from pevdn.training.progress import observer
 
     path = out or run / "attack.png"
-    Run(run).config  # noqa: B018  (is it a run? before JAX starts)
+    Run(run).config  # noqa: B018  (check that it is a run before loading JAX)
     _check_writable(path)
     from pevdn.verification.attacks import FULL, QUICK, attack
     from pevdn.verification.attacks.picture import draw
 
     show = observer()
-    given = {"episodes": episodes, "shadows": shadows, "updates": updates}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    options = {"episodes": episodes, "shadows": shadows, "updates": updates}
+    chosen = {name: value for name, value in options.items() if value is not None}
     effort = (QUICK if quick else FULL)._replace(**chosen)
     if quick:
         reduced = [
@@ -72,7 +75,7 @@ def main(
 
 
 def _check_writable(path: Path) -> None:
-    """Before minutes of work."""
+    """Check the picture file before the attacks, which take minutes."""
     from pevdn.errors import UsageError
 
     if path.suffix.lower() not in FORMATS:
@@ -83,16 +86,16 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"{path} cannot be written; choose another file with --out.")
 
 
-# ---- tables, and what they say --------------------------------------------------------------
+# ---- tables and conclusions -----------------------------------------------------------------
 
 
 def _show_channels(document: dict[str, Any]) -> None:
     own = [row for row in document["teammate"] if not row["composed"]]
     features = document["features"]
     meanings = ", ".join(f"{name}: {meaning}" for name, meaning in features.items())
-    _say(
-        f"What agent 1 reads of agent 0 in this team of {document['agents']}: AUC [95 % interval]. "
-        "pe-vdn-a sends the message, pe-vdn-b and c send shares, all open the sum. "
+    _print(
+        f"What agent 1 infers about agent 0 in this team of {document['agents']}: AUC [95 % "
+        "interval]. pe-vdn-a sends the message, pe-vdn-b and c send shares, all open the sum. "
         f"({meanings})"
     )
     channels = list(dict.fromkeys(row["channel"] for row in own))
@@ -103,16 +106,16 @@ def _show_channels(document: dict[str, Any]) -> None:
     )
     shares = [row for row in own if "share" in row["channel"] and row["auc"] is not None]
     blind = sum(row["low"] <= 0.5 <= row["high"] for row in shares)
-    _say(
-        f"Above chance from the message: {_told(own, 'message')}; from the opened sum: "
-        f"{_told(own, 'opened sum')}. Of the shares, {blind} of {len(shares)} intervals contain "
-        "0.5 (each is the best of one attack for every choice of shares, widened so that all hold "
-        "at once).\n"
+    _print(
+        f"Above chance from the message: {_revealed(own, 'message')}; from the opened sum: "
+        f"{_revealed(own, 'opened sum')}. Of the shares, {blind} of {len(shares)} intervals "
+        "contain 0.5 (each is the best of one attack for every choice of shares, widened so that "
+        "all hold at once).\n"
     )
 
 
-def _told(rows: list[dict[str, Any]], channel: str) -> str:
-    """Which features a channel gives away."""
+def _revealed(rows: list[dict[str, Any]], channel: str) -> str:
+    """Return the features that a channel reveals."""
     known = [r for r in rows if r["channel"] == channel and r["auc"] is not None]
     return ", ".join(row["feature"] for row in known if row["low"] > 0.5) or "nothing"
 
@@ -120,8 +123,8 @@ def _told(rows: list[dict[str, Any]], channel: str) -> str:
 def _show_team_sizes(document: dict[str, Any]) -> None:
     sums = [row for row in document["teammate"] if row["channel"] == "opened sum"]
     features = document["features"]
-    _say(
-        "What the opened sum leaves to read, by team size: AUC [95 % interval]. (composed: the "
+    _print(
+        "What the opened sum reveals, by team size: AUC [95 % interval]. (composed: the "
         "victim's message plus those of this run's agents in other episodes)"
     )
     by = {(row["agents"], row["composed"], row["feature"]): row for row in sums}
@@ -141,7 +144,7 @@ def _show_team_sizes(document: dict[str, Any]) -> None:
         for f in features
         if by[least, True, f]["auc"] is not None and by[most, True, f]["auc"] is not None
     ]
-    _say(
+    _print(
         f"From {least} agents, where the sum is the message, to {most}: "
         f"{', '.join(changes) or 'nothing could be measured'}.\n"
     )
@@ -149,11 +152,11 @@ def _show_team_sizes(document: dict[str, Any]) -> None:
 
 def _show_membership(document: dict[str, Any]) -> None:
     rows = document["membership"]
-    _say(
-        "Was an episode trained on? AUC [95 % interval] from the Q-values of one agent, and of the "
+    _print(
+        "Membership inference: AUC [95 % interval] from the Q-values of one agent, and of the "
         f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
-        f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the most that any "
-        "attack can reach at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or "
+        f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the largest AUC "
+        "of any attack at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or "
         "at its ε)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
@@ -175,12 +178,12 @@ def _show_membership(document: dict[str, Any]) -> None:
     for row in rows:
         if row["low"] > 0.5:
             above.setdefault(_training(row), []).append(OBSERVERS[row["observer"]])
-    told = [f"{training} ({' and '.join(seen)})" for training, seen in above.items()]
+    significant = [f"{training} ({' and '.join(seen)})" for training, seen in above.items()]
     rest = sum(row["low"] <= 0.5 for row in rows)
     over = [_training(row) for row in rows if row["low"] > row["largest_auc"]]
-    _say(
-        f"Above chance: {', '.join(told) or 'nothing'}; the other {rest} of {len(rows)} intervals "
-        f"reach down to 0.5. Above its limit: {', '.join(over) or 'nothing'}.\n"
+    _print(
+        f"Above chance: {', '.join(significant) or 'nothing'}; the other {rest} of {len(rows)} "
+        f"intervals reach down to 0.5. Above its limit: {', '.join(over) or 'nothing'}.\n"
     )
 
 
@@ -189,7 +192,7 @@ def _training(row: dict[str, Any]) -> str:
     return f"{row['algorithm']}{epsilon}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     typer.echo(textwrap.fill(text, 80) + ("\n" if text.endswith("\n") else ""))
 
 

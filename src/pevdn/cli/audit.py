@@ -1,4 +1,4 @@
-"""`pevdn audit`: attack the private program, and hold what was found against the claimed ε."""
+"""`pevdn audit`: attack the private program and compare the measured ε with the claim."""
 
 from __future__ import annotations
 
@@ -14,52 +14,54 @@ def main(
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
-            help="Choose the noise by this ε of the agent view; may be repeated (default 1, 3 and "
-            "8). Claims are audited in both views."
+            help="Choose the noise for this ε of the agent observer; may be repeated (default: 1, "
+            "3 and 8). Claims are audited for both observers."
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A recipe to audit, whole; `pevdn presets` lists them.")
+        str | None, typer.Option(help="Audit this preset; `pevdn presets` lists them.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A setting of the recipe to audit; with noise_multiplier, its ε is the claim.",
+            help="A setting of the audited recipe; with noise_multiplier, its ε is the claim.",
         ),
     ] = None,
     scale: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting to audit instead of the recipe's own."),
+        typer.Option(
+            metavar="KEY=VALUE", help="A setting that replaces the recipe's in the audit."
+        ),
     ] = None,
     trials: Annotated[
-        int, typer.Option(help="Trainings with the planted episode, and as many without.")
+        int, typer.Option(help="Trainings with the canary, and as many without.")
     ] = 2000,
     buffer_size: Annotated[
-        int | None, typer.Option(help="Short for --scale buffer_size=… (32 if nothing says).")
+        int | None, typer.Option(help="Short for --scale buffer_size=… (default: 32).")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Short for --scale expected_batch_size=… (4).")
+        int | None, typer.Option(help="Short for --scale expected_batch_size=… (default: 4).")
     ] = None,
     agents: Annotated[
-        int | None, typer.Option(help="Agents of toy:coordination (default 3).")
+        int | None, typer.Option(help="Agents of toy:coordination (default: 3).")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ (default: the recipe's, or buffer_size^−1.1).")
     ] = None,
-    env: Annotated[str, typer.Option(help="World to take the agents from.")] = "toy:coordination",
-    seed: Annotated[int, typer.Option(help="Seed of everything the audit draws.")] = 0,
+    env: Annotated[str, typer.Option(help="World that defines the agents.")] = "toy:coordination",
+    seed: Annotated[int, typer.Option(help="Seed of the audit.")] = 0,
     plant: Annotated[
         str | None,
         typer.Option(
-            help="Break the program, to see the audit fail: no-noise, no-clipping, hidden-rate "
-            "or no-root-n."
+            help="Plant a bug that the audit should find: no-noise, no-clipping, hidden-rate or "
+            "no-root-n."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attack the private program; fails (exit code 1) if it leaks more than is claimed."""
+    """Attack the private program with canaries; exit with 1 if it leaks more than claimed."""
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
     from pevdn.training.progress import observer
@@ -90,9 +92,9 @@ def main(
         raise problem
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(document: dict[str, Any]) -> None:
     print_table(
-        ["view", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
+        ["observer", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
         [
             [
                 row["view"] if row["view"] == "team" else f"{row['view']} (conditional)",
@@ -103,18 +105,19 @@ def _show(found: dict[str, Any]) -> None:
                 f"{row['auc']:.3f}",
                 "not refuted" if row["passed"] else "REFUTED",
             ]
-            for row in found["rows"]
+            for row in document["rows"]
         ],
     )
-    team = "1 agent" if found["agents"] == 1 else f"{found['agents']} agents"
+    team = "1 agent" if document["agents"] == 1 else f"{document['agents']} agents"
     typer.echo(
-        f"{team}, batch {found['batch_size']} of {found['buffer_size']}, "
-        f"{found['updates']} updates, δ = {found['delta']:.3g}. All bounds hold at once with "
-        f"{found['confidence']:.0%} confidence;\n{found['trials']:,} trials of each kind can show "
-        f"an ε of {found['largest_possible_bound']:.2f} at most, so larger claims cannot fail."
+        f"{team}, batch {document['batch_size']} of {document['buffer_size']}, "
+        f"{document['updates']} updates, δ = {document['delta']:.3g}. All bounds hold at once with "
+        f"{document['confidence']:.0%} confidence;\n{document['trials']:,} trials of each kind can "
+        f"show an ε of {document['largest_possible_bound']:.2f} at most, so larger claims "
+        "cannot fail."
     )
     changes = [
         f"{name} {values['audited']} instead of {values['recipe']}"
-        for name, values in found["scaled"].items()
+        for name, values in document["scaled"].items()
     ]
-    typer.echo(f"Of the recipe, these were audited scaled: {', '.join(changes) or 'none'}.")
+    typer.echo(f"Settings scaled for the audit: {', '.join(changes) or 'none'}.")

@@ -1,4 +1,4 @@
-"""`pevdn evaluate`: how good is a trained team?"""
+"""`pevdn evaluate`: measure the win rate of a trained team."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     episodes: Annotated[int, typer.Option(help="Greedy episodes per seed.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of the episodes played.")] = 0,
-    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
+    seed: Annotated[int, typer.Option(help="Seed of the episodes.")] = 0,
+    model: Annotated[str, typer.Option(help="Model: best, running, average or anchor.")] = "best",
     as_json: Json = False,
 ) -> None:
-    """Play greedy episodes with what a run has learnt so far."""
+    """Evaluate the greedy policies of a run, finished or not."""
     from pevdn.policies.evaluate import evaluate
 
     rows = evaluate(run, episodes=episodes, seed=seed, model=model)

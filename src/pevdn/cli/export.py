@@ -1,4 +1,4 @@
-"""`pevdn export`: a policy that travels."""
+"""`pevdn export`: write a policy to a file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run, or NAME.data of a party.")],
+    run: Annotated[Path, typer.Argument(help="Directory of a run, or NAME.data of a party.")],
     agent: Annotated[
-        int | None, typer.Option(help="Whose policy, from 0 on; a party has its own alone.")
+        int | None, typer.Option(help="Index of the agent, from 0; not needed for a party.")
     ] = None,
-    format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
-    seed: Annotated[int | None, typer.Option(help="Which seed of the run; the first one.")] = None,
-    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
+    format: Annotated[str, typer.Option(help="File format: safetensors or onnx.")] = "safetensors",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the team (default: the first of the run).")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model: best, running, average or anchor.")] = "best",
     out: Annotated[
-        Path | None, typer.Option(help="The file; RUN/agent-I.FORMAT unless given.")
+        Path | None, typer.Option(help="Output file (default: RUN/agent-I.FORMAT).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write one agent's greedy policy to a file that needs neither pevdn nor JAX."""

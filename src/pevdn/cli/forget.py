@@ -1,4 +1,4 @@
-"""`pevdn forget`: delete what a finished run needs for training alone."""
+"""`pevdn forget`: delete the private state of a finished run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from pevdn.cli.output import Json, print_json
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
-    """Delete stored episodes, optimiser state and random keys of a finished run, for good."""
+    """Delete the stored episodes, optimiser state and random keys of a finished run."""
     from pevdn.training.forget import forget
 
-    done = forget(run)
+    result = forget(run)
     if as_json:
-        print_json({**done._asdict(), "run": str(done.run)})
+        print_json({**result._asdict(), "run": str(result.run)})
         return
     typer.echo(
-        f"{run} keeps {done.bytes_after:,} of {done.bytes_before:,} bytes: no stored episode, "
+        f"{run} keeps {result.bytes_after:,} of {result.bytes_before:,} bytes: no stored episode, "
         "optimiser state, random key or secret. It can be evaluated, replayed, exported and "
         "published, but not trained further. Deleted blocks may remain on the disk and in backups."
     )
-    if done.seed_kept:
+    if result.seed_kept:
         typer.echo(
-            "The seed in config.yaml is kept: noise and samples, and episodes of a simulator, can "
-            "be computed from it again."
+            "The seed in config.yaml is kept: it determines noise, samples and simulated episodes."
         )

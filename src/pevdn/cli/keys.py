@@ -1,4 +1,4 @@
-"""`pevdn keys`: a team of processes, from names and addresses."""
+"""`pevdn keys`: create the roster and the keys of a team of processes."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ if TYPE_CHECKING:
     from pevdn.config.experiment import Config
     from pevdn.network.roster import Roster
 
-# What a team is asked for, also by `pevdn team up`.
+# Options shared with `pevdn team up`.
 Algorithm = Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")]
-Env = Annotated[str, typer.Option(help="World; `pevdn worlds` lists them.")]
+Env = Annotated[str, typer.Option(help="World id; `pevdn worlds` lists them.")]
 Preset = Annotated[
-    str | None, typer.Option(help="A recipe to start from; `pevdn presets` lists them.")
+    str | None, typer.Option(help="Preset to start from; `pevdn presets` lists them.")
 ]
 Steps = Annotated[
     int | None, typer.Option(help="Environment steps (default: the preset's, or 400,000).")
 ]
-Mode = Annotated[
-    str, typer.Option(help="How the sum of messages is formed: shares or pairwise-masks.")
-]
-Patience = Annotated[float, typer.Option(help="Seconds that a missing member is waited for.")]
+Mode = Annotated[str, typer.Option(help="Secure sum: shares or pairwise-masks.")]
+Patience = Annotated[float, typer.Option(help="Seconds to wait for a missing member.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting; `pevdn config` lists them."),
 ]
 
 HAND_OUT = """\
-Every member gets team.toml and all files NAME.pem; these hold no secret.
-Who holds NAME.key can speak as NAME: hand it to NAME alone, and delete it here.
-Nobody needs authority.key to train: the roster names every certificate that is trusted."""
-REHEARSAL = "This is a rehearsal: everything is drawn from the seed, and nothing is hidden."
+Give team.toml and all NAME.pem files to every member; they contain no secret.
+NAME.key authenticates NAME: give it to NAME only, and delete it here.
+Training does not need authority.key: the roster lists every trusted certificate."""
+REHEARSAL = "This is a rehearsal: all random numbers derive from the seed; nothing is hidden."
 
 
 def main(
@@ -47,14 +45,14 @@ def main(
         typer.Option(
             "--party",
             metavar="NAME=HOST:PORT",
-            help="A party and where it listens; one for each agent, in their order.",
+            help="Name and address of a party; repeat for each agent, in order.",
         ),
     ],
     world: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where the simulated world listens; left out if every party has a body.",
+            help="Address of the world server; omit it if parties have worlds of their own.",
         ),
     ] = None,
     env: Env = "smax-sc2:3m",
@@ -63,38 +61,39 @@ def main(
     mode: Mode = "shares",
     patience: Patience = 3600.0,
     rehearsal: Annotated[
-        bool, typer.Option("--rehearsal", help="Draw everything from --seed; hides nothing.")
+        bool,
+        typer.Option("--rehearsal", help="Derive all random numbers from --seed; hides nothing."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of a rehearsal (default 0).")] = None,
-    days: Annotated[int, typer.Option(help="Days that the certificates are valid.")] = 365,
+    seed: Annotated[int | None, typer.Option(help="Seed of a rehearsal (default: 0).")] = None,
+    days: Annotated[int, typer.Option(help="Validity of the certificates, in days.")] = 365,
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Make the roster, certificates and private keys of a team of processes."""
+    """Create the roster, certificates and private keys of a team of processes."""
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
     from pevdn.errors import UsageError
+    from pevdn.privacy import planner
 
     with needs_network():
         from pevdn.network import keys
     if seed is not None and not rehearsal:
         raise UsageError(
-            f"--seed is {seed}, but only a rehearsal is drawn from a seed; add --rehearsal, or "
-            "leave --seed out."
+            f"--seed is {seed}, but only a rehearsal has a seed; add --rehearsal, or omit --seed."
         )
     settings = parse_assignments(assignments or [])
-    wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
-    presets.check_team(preset, settings, wanted)
+    configured = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
+    planner.check_preset(preset, settings, configured)
     places = [_place(party) for party in parties]
-    warn_of_delta(wanted, len(places))
-    show(keys.create(out, wanted, places, world, mode, patience, rehearsal, days), as_json)
+    warn_of_delta(configured, len(places))
+    show(keys.create(out, configured, places, world, mode, patience, rehearsal, days), as_json)
 
 
-def warn_of_delta(wanted: Config, agents: int) -> None:
-    """Say on standard error that δ is too large for as many episodes, if it is."""
+def warn_of_delta(config: Config, agents: int) -> None:
+    """Warn on standard error if δ is too large for the number of episodes."""
     from pevdn.privacy import planner
 
-    note = planner.large_delta(planner.Plan.of(wanted, agents)) if wanted.private else None
+    note = planner.large_delta(planner.Plan.of(config, agents)) if config.private else None
     if note is not None:
         typer.echo(note, err=True)
 
@@ -111,7 +110,7 @@ def _place(text: str) -> tuple[str, str]:
 
 
 def show(roster: Roster, as_json: bool) -> None:
-    """Who is in the team, and what to hand to whom."""
+    """Print the members, and which file goes to whom."""
     out = roster.path.parent
     rows: list[dict[str, Any]] = [
         {

@@ -1,4 +1,4 @@
-"""`pevdn ledger`: what a run guarantees and what it has spent, from its ledger."""
+"""`pevdn ledger`: check the ledger of a run and print its ε."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import typer
 from pevdn.cli.output import Json, print_json, print_table
 
 MEANING = (
-    "ε team and ε agent are of the run as configured, plus everything lost in crashes: they hold "
-    "no matter when or why it ends. Spent so far holds only if nobody stops the run because of "
+    "ε team and ε agent cover the run as configured, plus all updates lost in crashes: they hold "
+    "no matter when or why it ends. Spent so far holds only if the run is not stopped because of "
     "its results."
 )
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")], as_json: Json = False
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")], as_json: Json = False
 ) -> None:
-    """Check the ledger of a private run, and print the ε that it guarantees and has spent."""
+    """Check the ledger of a private run, and print its guaranteed and spent ε."""
     from pevdn.config.experiment import fingerprint
     from pevdn.errors import UsageError
     from pevdn.privacy import randomness

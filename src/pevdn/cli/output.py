@@ -1,4 +1,4 @@
-"""Reports go to standard output, as a table for people or as one JSON document for programs."""
+"""Output on standard output: tables, or one JSON document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def print_json(document: Any) -> None:
@@ -22,7 +22,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.table import Column, Table
 
     first, *others = columns
-    name = Column(first, no_wrap=True)  # to be copied, so never cut
+    name = Column(first, no_wrap=True)  # names are copied, so never wrap them
     table = Table(name, *others, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))

@@ -1,4 +1,4 @@
-"""`pevdn party`: one agent of a team of processes."""
+"""`pevdn party`: run one agent of a team of processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import typer
 
 from pevdn.cli.output import Json, print_json
 
-Team = Annotated[Path, typer.Option("--team", help="The roster that `pevdn keys` made.")]
+Team = Annotated[Path, typer.Option("--team", help="Roster made by `pevdn keys`.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Directory of its data (default: NAME.data beside the roster).")
+    Path | None, typer.Option(help="Data directory (default: NAME.data beside the roster).")
 ]
 Key = Annotated[
-    Path | None, typer.Option(help="Its private key (default: NAME.key beside the roster).")
+    Path | None, typer.Option(help="Private key (default: NAME.key beside the roster).")
 ]
 Listen = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Where to listen, if not at the roster's address."),
+    typer.Option(
+        metavar="HOST:PORT", help="Address to listen at (default: the one in the roster)."
+    ),
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(help="Serve figures for Prometheus at this port of 127.0.0.1.", min=1, max=65535),
+    typer.Option(help="Serve Prometheus metrics at this port of 127.0.0.1.", min=1, max=65535),
 ]
 
 WorldTimeout = Annotated[
@@ -35,24 +37,24 @@ WorldTimeout = Annotated[
 
 def main(
     team: Team,
-    me: Annotated[str, typer.Option("--me", help="The party's name in the roster.")],
+    me: Annotated[str, typer.Option("--me", help="Name of the party in the roster.")],
     out: Out = None,
     key: Key = None,
     listen: Listen = None,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
-    """Take part in a team as one agent; its data never leave this process."""
+    """Run one agent of a team; its data never leave this process."""
     from pevdn.errors import UsageError
 
     if me == "world":
-        raise UsageError("the world is no party; start it with `pevdn world`.")
+        raise UsageError("'world' is the world server, not a party; start it with `pevdn world`.")
     take_part(team, me, out, key, listen, metrics_port, as_json)
 
 
 @contextmanager
 def needs_network() -> Iterator[None]:
-    """One sentence where a package of the extra is missing."""
+    """Turn a missing package of the extra into one sentence."""
     from pevdn.errors import PevdnError
 
     try:
@@ -83,7 +85,8 @@ def take_part(
         from pevdn.network.member import run_member
     if roster_file.read(team).rehearsal:
         typer.echo(
-            f"{me}: a rehearsal: all is drawn from the seed, and nothing is hidden.", err=True
+            f"{me}: a rehearsal: all random numbers derive from the seed; nothing is hidden.",
+            err=True,
         )
     report = run_member(
         team,

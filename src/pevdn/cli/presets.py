@@ -1,4 +1,4 @@
-"""`pevdn presets`: recipes with a name, and what they cost."""
+"""`pevdn presets`: list the presets and their ε."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(as_json: Json = False) -> None:
-    """List the presets of `pevdn train --preset`, with the ε that they plan for their agents."""
+    """List the presets of `pevdn train --preset`, with their ε."""
     from pevdn.config import presets
     from pevdn.privacy.planner import Plan
 
@@ -25,6 +25,7 @@ def main(as_json: Json = False) -> None:
                 "delta": plan.delta,
                 "steps": preset.steps,
                 "settings": dict(preset.settings),
+                "options": dict(preset.options),
                 "about": preset.about,
             }
         )
@@ -32,7 +33,7 @@ def main(as_json: Json = False) -> None:
         print_json(rows)
         return
     print_table(
-        ["preset", "ε team", "δ", "ε agent (conditional)", "steps", "what it is"],
+        ["preset", "ε team", "δ", "ε agent (conditional)", "steps", "description"],
         [
             [
                 row["name"],
@@ -45,4 +46,6 @@ def main(as_json: Json = False) -> None:
             for row in rows
         ],
     )
-    typer.echo(f"For {presets.AGENTS} agents. ε team is proven, ε agent is not (docs/privacy.md).")
+    typer.echo(
+        f"For teams of {presets.AGENTS}. ε team is proven, ε agent is not (docs/privacy.md)."
+    )

@@ -1,4 +1,4 @@
-"""`pevdn publish`: what may be handed out of a private run."""
+"""`pevdn publish`: copy what may be published of a private run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished private run.")],
-    out: Annotated[Path, typer.Option(help="A new directory for what may be handed out.")],
-    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
-    format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
+    run: Annotated[Path, typer.Argument(help="Directory of a finished private run.")],
+    out: Annotated[Path, typer.Option(help="New directory for the publication.")],
+    model: Annotated[str, typer.Option(help="Model: best, running, average or anchor.")] = "best",
+    format: Annotated[str, typer.Option(help="File format: safetensors or onnx.")] = "safetensors",
     as_json: Json = False,
 ) -> None:
-    """Copy what may be published of a finished private run into a new directory."""
+    """Copy what may be published of a finished private run to a new directory."""
     from pevdn.policies.publish import publish
 
     path, files, privacy = publish(run, out, model=model, format=format)
@@ -27,6 +27,6 @@ def main(
         return
     print_table(["file", "bytes"], [[name, f"{size:,}"] for name, size in sizes.items()])
     typer.echo(
-        f"ε {privacy['epsilon']['team']:.3g} (team view) at δ {privacy['delta']:.3g} for one "
+        f"ε {privacy['epsilon']['team']:.3g} (team observer) at δ {privacy['delta']:.3g} for one "
         f"training episode. {privacy['randomness']['meaning']}\n{path}"
     )

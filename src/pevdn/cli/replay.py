@@ -11,24 +11,27 @@ from pevdn.cli.output import Json, print_json
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A .html, .gif, .mp4 or .json file. [default: RUN/replay.html]"
+            metavar="FILE",
+            help="Output file: .html, .gif, .mp4 or .json (default: RUN/replay.html).",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Which team of the run. [default: its first seed]")
+        int | None, typer.Option(help="Seed of the team (default: the first of the run).")
     ] = None,
-    model: Annotated[str, typer.Option(help="best, running, average or anchor.")] = "best",
-    episode: Annotated[int, typer.Option(help="Which episode of `pevdn evaluate`.")] = 0,
+    model: Annotated[str, typer.Option(help="Model: best, running, average or anchor.")] = "best",
+    episode: Annotated[
+        int, typer.Option(help="Number of the episode, as in `pevdn evaluate`.")
+    ] = 0,
     q_values: Annotated[
-        int | None, typer.Option(metavar="AGENT", help="Show this agent's Q-values beside it.")
+        int | None, typer.Option(metavar="AGENT", help="Show the Q-values of this agent.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Play one greedy episode with what a run has learnt, and draw it."""
+    """Play one greedy episode of a trained team and draw it."""
     from rich.console import Console
     from rich.progress import Progress
 

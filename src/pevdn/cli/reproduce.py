@@ -1,4 +1,4 @@
-"""`pevdn reproduce`: the paper's experiment, and the studies it announces."""
+"""`pevdn reproduce`: rerun the paper's experiment and the studies that it announces."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from pevdn.cli.output import Json, print_json, print_table
 
 def main(
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds of each arm (default: 8, quick 1).")
+        int | None, typer.Option(help="Seeds per arm (default: 8; with --quick 1).")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Environment steps per seed (default: 400,000, quick few).")
+        int | None,
+        typer.Option(help="Environment steps per seed (default: 400,000; with --quick fewer)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of all runs (default: runs/reproduce).")
+        Path | None, typer.Option(help="Directory of the runs (default: runs/reproduce).")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Ten minutes on two cores: less of everything.")
+        bool, typer.Option("--quick", help="A reduced experiment: ten minutes on two cores.")
     ] = False,
     study: Annotated[
-        str | None, typer.Option(help="Instead of Figure 1: privacy, precision or agents.")
+        str | None, typer.Option(help="A study instead of Figure 1: privacy, precision or agents.")
     ] = None,
     jobs: Annotated[
-        int, typer.Option(help="Arms that train at a time, each in a process of its own.")
+        int, typer.Option(help="Arms trained at the same time, each in its own process.")
     ] = 1,
     devices: Annotated[
-        str, typer.Option(metavar="N|all", help="GPUs (or CPU devices) that share the seeds.")
+        str, typer.Option(metavar="N|all", help="GPUs or CPU devices that share the seeds.")
     ] = "1",
     as_json: Json = False,
 ) -> None:
-    """Run the paper's experiment: Figure 1, a table, and where ours differs. Continues itself."""
+    """Reproduce Figure 1 of the paper, with a table and the differences; rerun it to continue."""
     from pevdn.reproduction import reproduce
     from pevdn.training.progress import observer
 

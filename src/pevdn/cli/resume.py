@@ -1,4 +1,4 @@
-"""`pevdn resume`: go on where a run stopped."""
+"""`pevdn resume`: continue a run."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ from typing import Annotated
 
 import typer
 
+from pevdn.cli.options import CheckpointEvery, Devices, Workers, WorldTimeout
 from pevdn.cli.output import Json
 from pevdn.cli.train import show
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     new_noise: Annotated[
         bool,
-        typer.Option(
-            "--new-noise", help="Draw new random numbers, and count what a kill lost as spent."
-        ),
+        typer.Option("--new-noise", help="Draw new random numbers; lost updates count as spent."),
     ] = False,
-    devices: Annotated[
-        str, typer.Option(metavar="N|all", help="GPUs (or CPU devices) that share the seeds.")
-    ] = "1",
+    workers: Workers = None,
+    world_timeout: WorldTimeout = None,
+    checkpoint_every: CheckpointEvery = None,
+    devices: Devices = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a run that was stopped or killed; it ends as if it never had been."""
-    from pevdn.training import loop as runs
+    """Continue a stopped or killed run; the result matches an uninterrupted run.
+
+    Runtime options default to those that the run was started with.
+    """
+    from pevdn.training.directory import Run
     from pevdn.training.progress import observer
 
-    show(runs.resume(run, observer(), new_noise=new_noise, devices=devices), as_json)
+    Run(run).config  # noqa: B018  (check that it is a run before loading JAX)
+    from pevdn.training.loop import resume
+
+    finished = resume(
+        run,
+        observer(),
+        new_noise=new_noise,
+        workers=workers,
+        world_timeout=world_timeout,
+        checkpoint_every=checkpoint_every,
+        devices=devices,
+    )
+    show(finished, as_json)

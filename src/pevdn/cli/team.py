@@ -1,4 +1,4 @@
-"""`pevdn team`: a whole team on this machine, and how it is doing."""
+"""`pevdn team`: run a whole team on this machine, or show its status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pevdn.cli.output import Json, print_json
 from pevdn.cli.party import WorldTimeout, line
 
 app = typer.Typer(
-    help="Every agent a process of its own: start a team on this machine, or look at one.",
+    help="Run a team with one process per agent on this machine, or show its status.",
     no_args_is_help=True,
 )
 
@@ -25,12 +25,12 @@ def up(
     env: Env = "smax-sc2:3m",
     steps: Steps = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of keys and data; a team that is there goes on.")
+        Path | None, typer.Option(help="Directory of keys and data; an existing team continues.")
     ] = None,
     mode: Mode = "shares",
     seed: Annotated[
         int | None,
-        typer.Option(help="Draw everything from this, as `pevdn train` does; hides nothing."),
+        typer.Option(help="Rehearse: derive all random numbers from this seed; hides nothing."),
     ] = None,
     preset: Preset = None,
     patience: Patience = 3600.0,
@@ -38,54 +38,55 @@ def up(
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Start a world and a party for each of its agents, and show how they are doing."""
+    """Start the world server and one party per agent, and show their progress."""
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
+    from pevdn.privacy import planner
 
     local = _local()
     settings = parse_assignments(assignments or [])
-    wanted = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
-    presets.check_team(preset, settings, wanted)
+    configured = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
+    planner.check_preset(preset, settings, configured)
     folder = out or Path("runs") / f"team-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    roster = local.make(folder, wanted, mode, patience, seed is not None)
-    warn_of_delta(wanted, len(roster.parties))
+    roster = local.make(folder, configured, mode, patience, seed is not None)
+    warn_of_delta(configured, len(roster.parties))
     typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
-    found = local.up(roster, _Screen(), world_timeout=world_timeout)
-    show(found, as_json)
+    reports = local.up(roster, _Screen(), world_timeout=world_timeout)
+    show(reports, as_json)
 
 
 @app.command()
 def status(
-    team: Annotated[Path, typer.Argument(help="The roster, or the directory that it is in.")],
+    team: Annotated[Path, typer.Argument(help="Roster, or its directory.")],
     as_json: Json = False,
 ) -> None:
-    """What the members on this machine last said of themselves."""
+    """Show the last status of the members on this machine."""
     from pevdn.errors import PevdnError
 
     local = _local()
     from pevdn.network import roster_file
 
     roster = roster_file.read(team / "team.toml" if team.is_dir() else team)
-    found = local.reports(roster)
-    if not found:
+    reports = local.reports(roster)
+    if not reports:
         raise PevdnError(
             f"no member of {roster.path} has run here; start one with `pevdn party` or `pevdn "
             "world`."
         )
-    show(found, as_json)
+    show(reports, as_json)
 
 
-def show(found: dict[str, dict[str, Any]], as_json: bool) -> None:
+def show(reports: dict[str, dict[str, Any]], as_json: bool) -> None:
     from pevdn.cli.output import print_table
 
     if as_json:
-        print_json(found)
+        print_json(reports)
         return
     print_table(
         ["member", "state", "step", "/s", "env steps", "win", "ε team", "MB out, in", "seconds"],
-        [_row(report) for report in found.values()],
+        [_row(report) for report in reports.values()],
     )
-    typer.echo("Seconds are of computing, talking, waiting for shares, and playing.")
+    typer.echo("Seconds: computing, talking, waiting for shares, playing.")
 
 
 def _row(report: dict[str, Any]) -> list[str]:
@@ -105,14 +106,14 @@ def _row(report: dict[str, Any]) -> list[str]:
 
 
 class _Screen:
-    """The team's state: drawn anew every second on a terminal, else a line every ten."""
+    """The status of a team: redrawn every second on a terminal, else printed every ten."""
 
     def __init__(self) -> None:
         self._at = 0.0
         self._drawn = 0
 
-    def __call__(self, found: dict[str, dict[str, Any]]) -> None:
-        lines = [line(report) for report in found.values()]
+    def __call__(self, reports: dict[str, dict[str, Any]]) -> None:
+        lines = [line(report) for report in reports.values()]
         if sys.stderr.isatty():
             up = f"\x1b[{self._drawn}F" if self._drawn else ""
             sys.stderr.write(up + "".join(f"\x1b[2K{text}\n" for text in lines))

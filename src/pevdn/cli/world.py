@@ -1,4 +1,4 @@
-"""`pevdn world`: the process that hosts a simulated world for a team of processes."""
+"""`pevdn world`: run the world server of a team of processes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def main(
     world_timeout: WorldTimeout = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Host the team's world: every party gets its own observation and the team's reward."""
+    """Run the world server: it sends each party its own observation and the team's reward."""
     take_part(team, "world", out, key, listen, metrics_port, as_json, world_timeout=world_timeout)

@@ -1,4 +1,4 @@
-"""`pevdn worlds`: where teams can train."""
+"""`pevdn worlds`: list the worlds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pevdn.cli.output import Json, print_json, print_table
 
 
 def main(as_json: Json = False) -> None:
-    """List the worlds, with team size and episode limit."""
+    """List the worlds, with team sizes and episode limits."""
     from pevdn import worlds
 
-    found = [asdict(world) for world in worlds.available()] + [
+    rows = [asdict(world) for world in worlds.available()] + [
         {
             "id": f"{family}:{name}",
             "agents": None,
@@ -21,9 +21,9 @@ def main(as_json: Json = False) -> None:
         for family, name in worlds.OPEN_FAMILIES.items()
     ]
     if as_json:
-        print_json(found)
+        print_json(rows)
         return
     print_table(
-        ["world", "agents", "steps", "what it is"],
-        [["–" if cell is None else cell for cell in world.values()] for world in found],
+        ["world", "agents", "steps", "description"],
+        [["–" if cell is None else cell for cell in world.values()] for world in rows],
     )

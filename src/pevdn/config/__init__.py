@@ -1,1 +1,1 @@
-"""What defines a run: settings, algorithms, presets; and the runtime options that do not."""
+"""What defines a run (settings, algorithms, presets), and how it is computed (runtime options)."""

@@ -1,6 +1,6 @@
-"""The five algorithms: two axes, with the defaults that go with them.
+"""The five algorithms: points on two axes, with defaults.
 
-The axes are how the team's sum is formed, and whether gradients are made differentially private.
+The axes: how the team's sum is formed, and whether gradients are differentially private.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pevdn.errors import unknown
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A name for a point on the two axes, with the defaults that go with it."""
+    """A point on the two axes, with its own defaults."""
 
     name: str
     exchange: str
     private: bool
-    crosses: str
+    crosses: str  # what agents send each other
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -27,7 +27,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     a.name: a
     for a in (
         Algorithm("iql", "alone", False, "nothing"),
-        Algorithm("vdn", "central", False, "everything (the baseline that breaks the policy)"),
+        Algorithm("vdn", "central", False, "everything (the centralised baseline)"),
         Algorithm("pe-vdn-a", "broadcast", False, "m_i in the clear"),
         Algorithm("pe-vdn-b", "secret_shared", False, "shares of m_i"),
         Algorithm(
@@ -38,7 +38,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             {
                 "buffer_size": 4096,
                 "expected_batch_size": 128,
-                "sampling": "poisson",
                 "update_every": 4,
                 "parallel_episodes": 32,
                 "learning_rate": 8e-3,
@@ -59,6 +58,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def find(name: str) -> Algorithm:
+    """Return the algorithm of this name."""
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

@@ -1,4 +1,4 @@
-"""The configuration of a run: algorithm, world, steps, seeds and settings, checked together."""
+"""The configuration of an experiment: algorithm, world, steps, seeds and settings."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pevdn.config import algorithms
 from pevdn.config.algorithms import ALGORITHMS
-from pevdn.config.settings import MOST, Settings, checked, number
+from pevdn.config.runtime import RuntimeOptions
+from pevdn.config.settings import MOST, Settings, make_settings, number
 from pevdn.errors import UsageError
 
-STEPS = 400_000  # of a training, unless it is told: as in the paper's experiment
+STEPS = 400_000  # default length of a training, as in the paper's experiment
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that defines a run; `config.yaml` holds exactly this."""
+    """Everything that defines an experiment; equal configurations give equal metrics."""
 
     algorithm: str
     env: str
@@ -36,6 +38,11 @@ class Config:
     @property
     def private(self) -> bool:
         return ALGORITHMS[self.algorithm].private
+
+    @property
+    def sampling(self) -> str:
+        """How minibatches are drawn: the privacy of DP-SGD rests on Poisson sampling."""
+        return "poisson" if self.private else "uniform"
 
     @property
     def sampling_rate(self) -> float:
@@ -63,6 +70,11 @@ class Config:
             quarter(s.buffer_size) if self.private else s.expected_batch_size
         )
 
+    @cached_property
+    def identity(self) -> str:
+        """A short hash; `load` replaces it where an earlier version hashed other things."""
+        return _hash(dataclasses.asdict(self))
+
 
 def updates_due(parallel_episodes: int, update_every: int) -> int:
     """Updates that one block of episodes calls for."""
@@ -70,12 +82,12 @@ def updates_due(parallel_episodes: int, update_every: int) -> int:
 
 
 def default_delta(episodes: int) -> float:
-    """δ for a stream of at most so many episodes: every episode has a step, or more."""
+    """Return δ for a stream of at most this many episodes (an episode has one step or more)."""
     return 1 / (10 * episodes)
 
 
 def quarter(buffer_size: int) -> int:
-    """Episodes that private learning waits for, unless it is told."""
+    """Return the default number of episodes before the first private update."""
     return -(-buffer_size // 4)
 
 
@@ -87,16 +99,15 @@ def make(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> Config:
-    """A checked configuration; values may be text, as they come from the command line."""
-    chosen = algorithms.find(algorithm_name)
-    values = {**chosen.defaults, **(settings or {})}
+    """Return a checked configuration; values may be text, as on the command line."""
+    algorithm = algorithms.find(algorithm_name)
     config = Config(
-        chosen.name,
+        algorithm.name,
         env,
         number("steps", steps, int, 1, MOST),
         number("seeds", seeds, int, 1, 10_000),
         number("seed", seed, int, 0, MOST),
-        Settings(**{name: checked(name, value) for name, value in values.items()}),
+        make_settings({**algorithm.defaults, **(settings or {})}),
     )
     _check_together(config)
     return config
@@ -123,8 +134,8 @@ def _check_together(config: Config) -> None:
         )
     if s.exploration_end > s.exploration_start:
         raise UsageError(
-            f"exploration_end is {s.exploration_end}, but exploration only ever falls; it must not "
-            f"be above exploration_start={s.exploration_start}."
+            f"exploration_end is {s.exploration_end}, but ε never rises; it must not exceed "
+            f" exploration_start={s.exploration_start}."
         )
     if s.epsilon_budget and not config.private:
         raise UsageError(
@@ -136,52 +147,94 @@ def _check_together(config: Config) -> None:
             f"epsilon_budget is {s.epsilon_budget:g}, but noise_multiplier is 0, so that ε is "
             "infinite from the first update on; raise noise_multiplier."
         )
-    if config.private and s.sampling != "poisson":
-        raise UsageError(
-            f"sampling is '{s.sampling}', but {config.algorithm} needs 'poisson': "
-            "its privacy rests on it."
-        )
+
+
+# ---- config.yaml -----------------------------------------------------------------------------
 
 
 def fingerprint(config: Config) -> str:
-    """What must be equal for a checkpoint or a ledger to belong to a run."""
-    values = dataclasses.asdict(config)
-    if config.settings.buffer == "device":  # as it was before there was a choice
-        del values["settings"]["buffer"]
-    if config.settings.randomness != "os":
-        del values["settings"]["randomness"]
-    for name in ("envs", "world_timeout"):  # how it is played, not what
-        del values["settings"][name]
-    text = json.dumps(values, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Return what a checkpoint, a ledger and a run must have in common."""
+    return config.identity
 
 
-def to_text(config: Config) -> str:
-    """The content of config.yaml."""
+def _hash(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def to_text(config: Config, options: RuntimeOptions | None = None) -> str:
+    """Return the content of config.yaml."""
     import yaml
 
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    runtime = {} if options is None else {"runtime": dataclasses.asdict(options)}
+    return yaml.safe_dump({**dataclasses.asdict(config), **runtime}, sort_keys=False)
 
 
 def load(path: Path) -> Config:
+    """Read the configuration in a config.yaml."""
+    return load_with_options(path)[0]
+
+
+def load_with_options(path: Path) -> tuple[Config, RuntimeOptions]:
+    """Read the configuration and the runtime options in a config.yaml, also of earlier versions."""
     import yaml
 
     try:
         data = yaml.safe_load(path.read_text())
-        return make(
-            data["algorithm"],
-            data["env"],
-            data["steps"],
-            data["seeds"],
-            data["seed"],
-            data["settings"],
+        kept, runtime = _without_old_names(path, data["algorithm"], data["settings"])
+        config = make(
+            data["algorithm"], data["env"], data["steps"], data["seeds"], data["seed"], kept
         )
+        if len(kept) < len(data["settings"]):
+            vars(config)["identity"] = _old_identity(config, data["settings"])
+        return config, RuntimeOptions().replace({**runtime, **(data.get("runtime") or {})})
     except OSError:
         raise UsageError(
             f"{path} cannot be read; is {path.parent} the directory of a run?"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as problem:
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as problem:
         reason = " ".join(str(problem).split())
         raise UsageError(
             f"{path} is not a run's configuration ({type(problem).__name__}: {reason})."
         ) from None
+
+
+# ---- run directories of earlier versions -------------------------------------------------------
+
+_OLD_OPTIONS = {
+    "buffer": "buffer",
+    "envs": "workers",
+    "world_timeout": "world_timeout",
+    "checkpoint_every": "checkpoint_every",
+}
+
+
+def _without_old_names(
+    path: Path, algorithm: str, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split old settings into settings and runtime options; drop those that had no effect."""
+    kept = dict(settings)
+    runtime = {new: kept.pop(old) for old, new in _OLD_OPTIONS.items() if old in kept}
+    if "budget_view" in kept:
+        kept["budget_observer"] = kept.pop("budget_view")
+    kept.pop("target_every", None)  # without effect, unless target_update was hard
+    sampling = "poisson" if algorithms.find(algorithm).private else "uniform"
+    always = {"clipping": "whole", "target_update": "soft", "sampling": sampling}
+    for name, value in always.items():
+        if kept.pop(name, value) != value:
+            raise UsageError(
+                f"{path} has {name}={settings[name]}, which this version of pevdn does not support "
+                f"(only {value}); use the version that wrote it, or train anew."
+            )
+    return kept, runtime
+
+
+def _old_identity(config: Config, settings: Mapping[str, Any]) -> str:
+    """Return the fingerprint that the checkpoints and the ledger of an old run carry."""
+    values = dataclasses.asdict(config)
+    known = {name: value for name, value in values["settings"].items() if name in settings}
+    old = {**settings, **known}
+    without = {"envs", "world_timeout"}
+    without |= {"buffer"} if old.get("buffer") == "device" else set()
+    without |= {"randomness"} if old.get("randomness") != "os" else set()
+    values["settings"] = {name: value for name, value in old.items() if name not in without}
+    return _hash(values)

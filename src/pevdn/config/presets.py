@@ -1,19 +1,19 @@
-"""Recipes with a name: what to train with for a given budget of privacy.
+"""Presets: settings for a given privacy budget.
 
-A preset is named after the ε that is proven for it: that of the team view (docs/privacy.md), for
-the number of agents, the steps and the δ it was made for. A run does not remember its preset: the
-settings go into config.yaml like any others, and what is set beside a preset wins.
+A preset is named after its proven ε, that of the team observer (docs/privacy.md), for the number
+of agents, steps and δ that it was made for. Explicit settings override it. config.yaml holds the
+resulting settings, not the name of the preset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pevdn.config import algorithms
-from pevdn.config import experiment as config
-from pevdn.config.experiment import STEPS, Config
+from pevdn.config.experiment import STEPS, Config, default_delta, make
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import UsageError, unknown
 
 AGENTS = 3  # of smax-sc2:3m, the world of the paper's experiment
@@ -23,7 +23,7 @@ PAPER_DELTA = 4.88e-4  # 1024 episodes to the power of −1.1
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings that keep ε of the team view within `epsilon`, for so many `agents`."""
+    """Settings that keep ε of the team observer within `epsilon`, in a team of `agents`."""
 
     name: str
     algorithm: str
@@ -31,6 +31,7 @@ class Preset:
     steps: int
     settings: Mapping[str, Any]
     about: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # runtime options
     agents: int = AGENTS
 
     @property
@@ -39,13 +40,13 @@ class Preset:
 
 
 def _short(name: str, epsilon: float, noise: float, about: str) -> Preset:
-    """The defaults of pe-vdn-c, which are for these steps, with noise for the budget."""
-    settings = {"noise_multiplier": noise, "delta": config.default_delta(STEPS)}
+    """The defaults of pe-vdn-c, with noise for the budget."""
+    settings = {"noise_multiplier": noise, "delta": default_delta(STEPS)}
     return Preset(name, "pe-vdn-c", epsilon, STEPS, settings, about)
 
 
 def _long(name: str, epsilon: float, noise: float, about: str) -> Preset:
-    """Eight times the steps and the buffer at twice the batch: a quarter of the sampling rate."""
+    """Eight times the steps and the buffer, twice the batch: a quarter of the sampling rate."""
     settings = {
         "buffer_size": 32_768,
         "expected_batch_size": 256,
@@ -60,17 +61,17 @@ def _long(name: str, epsilon: float, noise: float, about: str) -> Preset:
         "average_decay": 0.9995,
         "clip_norm": 0.5,
         "noise_multiplier": noise,
-        "delta": config.default_delta(LONG),
+        "delta": default_delta(LONG),
         "anchor": True,
-        "anchor_penalty": 0.0,  # a choice of what to release, nothing to stay close to
+        "anchor_penalty": 0.0,  # the anchor only chooses the released model
         "eval_every": 40_000,
         "eval_episodes": 128,
-        "checkpoint_every": 400_000,
     }
-    return Preset(name, "pe-vdn-c", epsilon, LONG, settings, about)
+    options = {"checkpoint_every": 400_000}
+    return Preset(name, "pe-vdn-c", epsilon, LONG, settings, about, options)
 
 
-PAPER = {  # its private algorithm as it is described, and as its code has it
+PAPER = {  # the private algorithm as in the paper and its code
     "network": "recurrent",
     "hidden_size": 64,
     "buffer_size": 1024,
@@ -113,21 +114,21 @@ PRESETS: dict[str, Preset] = {
 
 
 class Renamed(NamedTuple):
-    """What an old name stood for, and what to use instead."""
+    """Why a preset was renamed, and its replacement."""
 
     why: str
     new: str
-    before: str  # settings that, beside the new preset, train as the old one did
+    before: str  # settings that restore the old preset on top of the new one
 
 
-_AGENT_VIEW = "ε of the agent view, which is not proven"
-_LARGE_DELTA = "ε at δ 4.88e-4, which is more than one over the number of its episodes"
+_AGENT = "ε of the agent observer, which is not proven"
+_LARGE_DELTA = "ε at δ 4.88e-4, which exceeds one over the number of its episodes"
 RENAMED = {
-    "private-2.9": Renamed(_AGENT_VIEW, "team-8", "noise_multiplier=1.344 and delta=4.88e-4"),
-    "private-1": Renamed(_AGENT_VIEW, "team-4", "noise_multiplier=2.895 and delta=4.88e-4"),
+    "private-2.9": Renamed(_AGENT, "team-8", "noise_multiplier=1.344 and delta=4.88e-4"),
+    "private-1": Renamed(_AGENT, "team-4", "noise_multiplier=2.895 and delta=4.88e-4"),
     "private-team-2.9": Renamed(_LARGE_DELTA, "team-4", "noise_multiplier=2.328 and delta=4.88e-4"),
     "private-2.9-long": Renamed(
-        _AGENT_VIEW, "team-8-long", "anchor=false, noise_multiplier=0.867 and delta=4.88e-4"
+        _AGENT, "team-8-long", "anchor=false, noise_multiplier=0.867 and delta=4.88e-4"
     ),
     "private-team-2.9-long": Renamed(
         _LARGE_DELTA, "team-4-long", "noise_multiplier=1.502 and delta=4.88e-4"
@@ -136,12 +137,13 @@ RENAMED = {
 
 
 def find(name: str) -> Preset:
+    """Return the preset of this name."""
     if name in RENAMED:
         why, new, before = RENAMED[name]
         now = PRESETS[new]
         raise UsageError(
             f"preset '{name}' was named after {why}; use '{new}' (ε team {now.epsilon:g} at δ "
-            f"{now.delta:g}), or set {before} beside it to train as before."
+            f"{now.delta:g}), or add {before} to train as before."
         )
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "`pevdn presets` lists all of them.")
@@ -149,7 +151,7 @@ def find(name: str) -> Preset:
 
 
 def settings_of(preset: str | None, algorithm: str | None) -> Mapping[str, Any]:
-    """What a preset sets; it has to be made for the algorithm, if one is named."""
+    """Return the settings of a preset; it must be for the algorithm, if one is named."""
     if algorithm is not None:
         algorithms.find(algorithm)
     if preset is None:
@@ -172,36 +174,15 @@ def configure(
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> Config:
-    """A checked configuration, from a preset where one is named; what is given beside it wins."""
+    """Return a checked configuration; explicit arguments override the preset."""
     own = settings_of(preset, algorithm)
     chosen = PRESETS[preset] if preset is not None else None
     name = chosen.algorithm if chosen is not None else str(algorithm)
     if steps is None:
         steps = chosen.steps if chosen is not None else STEPS
-    return config.make(name, env, steps, seeds, seed, {**own, **(settings or {})})
+    return make(name, env, steps, seeds, seed, {**own, **(settings or {})})
 
 
-def check_team(
-    preset: str | None, settings: Mapping[str, Any], wanted: Config, agents: int | None = None
-) -> None:
-    """Refuse to train a preset in a team of another size, where its ε is another.
-
-    Setting the noise multiplier beside the preset says that this is meant. `agents` are those of
-    the world that is `wanted`, looked up if they are not given.
-    """
-    if preset is None or "noise_multiplier" in settings:
-        return
-    from pevdn import worlds
-    from pevdn.privacy.planner import Plan
-
-    made = find(preset)
-    agents = worlds.team_size(wanted.env) if agents is None else agents
-    if agents == made.agents:
-        return
-    found = Plan.of(wanted, agents).epsilon("team")
-    raise UsageError(
-        f"preset '{preset}' is for {made.agents} agents, but {wanted.env} has {agents}, for which "
-        f"its noise multiplier of {made.settings['noise_multiplier']:g} gives ε team {found:.2f} "
-        f"instead of {made.epsilon:g}; find yours with `pevdn budget --preset {preset} --agents "
-        f"{agents} --target-epsilon {made.epsilon:g}` and train with --set noise_multiplier=…"
-    )
+def options_of(preset: str | None) -> RuntimeOptions:
+    """Return the runtime options of a preset, or the defaults."""
+    return RuntimeOptions().replace(find(preset).options if preset is not None else {})

@@ -1,169 +1,152 @@
-"""Every setting of a training run: name, default, meaning and range, in one place.
+"""The settings of an experiment: name, default, meaning and range of each, in one place.
 
-Settings carry the paper's names.
+Names follow the paper. Options that only change how a run is computed are in `config.runtime`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pevdn.errors import UsageError, unknown
 
-MOST = 2_000_000_000  # whole numbers are 32 bits wide in the compiled program
+MOST = 2_000_000_000  # integers are 32 bits wide in the compiled program
 
 
-def _setting(
+def setting(
     default: Any,
     meaning: str,
     low: float = -math.inf,
     high: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
+    """Declare a dataclass field with its meaning and the values that `checked` accepts."""
     if high is None:
         high = MOST if isinstance(default, int) else math.inf
-    return field(
-        default=default,
-        metadata={"meaning": meaning, "low": low, "high": high, "choices": choices},
-    )
+    metadata = {"meaning": meaning, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be set with `--set name=value`."""
+    """The values of `--set name=value`."""
 
     # replay
-    buffer_size: int = _setting(
-        5000, "episodes each agent keeps; the newest replaces the oldest", 1
+    buffer_size: int = setting(
+        5000, "episodes kept by each agent; the newest replaces the oldest", 1
     )
-    buffer: str = _setting(
-        "device",
-        "where episodes are kept; host: small, in the machine's memory, for large teams",
-        choices=("device", "host"),
+    expected_batch_size: int = setting(32, "episodes in a minibatch; with DP, on average", 1)
+    learning_starts: int = setting(
+        0, "episodes before the first update; 0: one minibatch, with DP a quarter of the buffer", 0
     )
-    expected_batch_size: int = _setting(32, "episodes in a minibatch (on average, if Poisson)", 1)
-    sampling: str = _setting(
-        "uniform",
-        "how minibatches are drawn; with DP always poisson",
-        choices=("uniform", "poisson"),
+    update_every: int = setting(1, "episodes between updates", 1)
+    buffer_throughput: float = setting(
+        1.0, "a due update happens with probability 1/buffer_throughput", 1.0
     )
-    learning_starts: int = _setting(
-        0,
-        "episodes before the first update; 0: one minibatch, with DP a quarter of the buffer",
-        0,
-    )
-    update_every: int = _setting(1, "episodes from one update to the next, exactly", 1)
-    buffer_throughput: float = _setting(
-        1.0, "an update that is due happens with probability 1/buffer_throughput", 1.0
-    )
-    parallel_episodes: int = _setting(
-        8, "episodes played side by side before the updates they call for are made", 1, 4096
+    parallel_episodes: int = setting(
+        8, "episodes played side by side before their updates are made", 1, 4096
     )
     # learning
-    gamma: float = _setting(0.99, "discount factor γ", 0.0, 1.0)
-    learning_rate: float = _setting(5e-4, "step size of the optimiser", 0.0)
-    optimizer: str = _setting("adam", "adam or sgd", choices=("adam", "sgd"))
-    momentum: float = _setting(0.9, "momentum of sgd, or β1 of adam", 0.0, 0.999999)
-    weight_decay: float = _setting(0.0, "weight decay (with sgd: L2; with adam: decoupled)", 0.0)
-    max_gradient_norm: float = _setting(
-        10.0, "each agent's gradient is scaled down to this norm; without DP only", 0.0
+    gamma: float = setting(0.99, "discount factor γ", 0.0, 1.0)
+    learning_rate: float = setting(5e-4, "step size of the optimiser", 0.0)
+    optimizer: str = setting("adam", "adam or sgd", choices=("adam", "sgd"))
+    momentum: float = setting(0.9, "momentum of sgd, or β1 of adam", 0.0, 0.999999)
+    weight_decay: float = setting(0.0, "weight decay (sgd: L2; adam: decoupled)", 0.0)
+    max_gradient_norm: float = setting(
+        10.0, "norm that each agent's gradient is scaled down to; without DP only", 0.0
     )
-    double_q: bool = _setting(
-        True, "the online network chooses the next action, the target values it"
+    double_q: bool = setting(
+        True, "double Q-learning: the online network selects the next action, the target rates it"
     )
-    target_update: str = _setting(
-        "soft", "how the target network follows", choices=("soft", "hard")
+    target_rate: float = setting(
+        0.005, "fraction that the target network moves at each update", 0.0, 1.0
     )
-    target_rate: float = _setting(0.005, "soft: fraction moved at each update", 0.0, 1.0)
-    target_every: int = _setting(200, "hard: updates from one copy to the next", 1)
-    return_lambda: float = _setting(
-        0.0, "λ of the returns that values are fitted to; 0: the next value alone", 0.0, 1.0
+    return_lambda: float = setting(0.0, "λ of the λ-returns; 0: one-step targets", 0.0, 1.0)
+    reward_cap: float = setting(0.0, "per-step reward cap while learning; 0 disables it", 0.0)
+    learning_rate_end: float = setting(
+        1.0, "fraction of learning_rate reached after learning_rate_steps", 0.0, 1.0
     )
-    reward_cap: float = _setting(
-        0.0, "a step's reward counts for this much at most; 0: for all that it is", 0.0
+    learning_rate_steps: int = setting(
+        400_000, "environment steps of the linear learning-rate schedule", 1
     )
-    learning_rate_end: float = _setting(
-        1.0, "fraction of learning_rate that is left after learning_rate_steps", 0.0, 1.0
+    average_decay: float = setting(
+        0.0, "decay of the moving average of the parameters; 0 disables it", 0.0, 1.0
     )
-    learning_rate_steps: int = _setting(
-        400_000, "environment steps over which learning_rate falls, in a line", 1
-    )
-    average_decay: float = _setting(
-        0.0, "weight of the past in the average of parameters at an update; 0: none kept", 0.0, 1.0
-    )
-    network: str = _setting(
+    network: str = setting(
         "recurrent",
-        "recurrent: a GRU; entities: feed-forward, like things share an encoder",
+        "recurrent: GRU; entities: feed-forward, entities of one type share an encoder",
         choices=("recurrent", "entities"),
     )
-    hidden_size: int = _setting(64, "units of the recurrent layer, or of every layer", 1)
+    hidden_size: int = setting(64, "units of each hidden layer", 1)
     # acting
-    exploration_start: float = _setting(1.0, "ε of ε-greedy at the first step", 0.0, 1.0)
-    exploration_end: float = _setting(0.05, "ε at the end of exploration_steps and after", 0.0, 1.0)
-    exploration_steps: int = _setting(50_000, "environment steps from start to end", 1)
+    exploration_start: float = setting(1.0, "ε of ε-greedy at the first step", 0.0, 1.0)
+    exploration_end: float = setting(0.05, "ε after exploration_steps", 0.0, 1.0)
+    exploration_steps: int = setting(50_000, "environment steps of the linear ε schedule", 1)
     # exchange
-    precision: int = _setting(5, "decimal places that the encoding of a message keeps", 0, 7)
-    modulus: int = _setting(2**32, "p: secret shares are integers modulo p", 2, 2**32)
+    precision: int = setting(5, "decimal places kept when a message is encoded", 0, 7)
+    modulus: int = setting(2**32, "p: secret shares are integers modulo p", 2, 2**32)
     # differential privacy
-    noise_multiplier: float = _setting(1.0, "noise standard deviation over clip_norm", 0.0)
-    clip_norm: float = _setting(0.5, "C: the most one episode's gradient may weigh", 1e-12)
-    clipping: str = _setting(
-        "whole",
-        "arrays: each array of a gradient to its even share of clip_norm, not the whole to it",
-        choices=("whole", "arrays"),
+    noise_multiplier: float = setting(
+        1.0, "standard deviation of the noise, in units of clip_norm", 0.0
     )
-    randomness: str = _setting(
+    clip_norm: float = setting(0.5, "C: largest norm of one record's gradient", 1e-12)
+    randomness: str = setting(
         "auto",
-        "where noise and minibatches come from: seed (can be repeated), or os (a secret); auto: os "
-        "with DP in worlds outside of JAX and in objects",
+        "source of noise and minibatches: seed (reproducible) or os (secret); auto: os with DP in "
+        "external worlds and in objects, else seed",
         choices=("auto", "seed", "os"),
     )
-    delta: float = _setting(
-        0.0,
-        "δ at which ε is reported; 0: 1/(10·steps), a tenth of one over the most episodes",
-        0.0,
-        0.999999,
+    delta: float = setting(
+        0.0, "δ at which ε is reported; 0: 1/(10 · steps), a tenth of 1/episodes", 0.0, 0.999999
     )
-    relation: str = _setting(
+    relation: str = setting(
         "zero-out",
-        "neighbouring streams that ε is about",
+        "neighbouring relation of ε",
         choices=("zero-out", "add-or-remove", "replace-one"),
     )
-    epsilon_budget: float = _setting(
+    epsilon_budget: float = setting(
         0.0, "training stops before ε of the budget_observer exceeds this; 0: no budget", 0.0
     )
-    budget_observer: str = _setting(
-        "team", "whose ε the budget is for; only team is proven", choices=("team", "agent")
+    budget_observer: str = setting(
+        "team", "observer whose ε is limited; only team is proven", choices=("team", "agent")
     )
-    anchor: bool = _setting(
-        False, "keep the best-evaluated model (the average, if kept) as anchor and stay near"
+    anchor: bool = setting(
+        False, "keep the best-evaluated model (the average, if kept) and penalise distance to it"
     )
-    anchor_threshold: float = _setting(
-        0.25, "an evaluation must beat this win rate to set the first anchor", 0.0, 1.0
+    anchor_threshold: float = setting(
+        0.25, "win rate that an evaluation must exceed to set the first anchor", 0.0, 1.0
     )
-    anchor_penalty: float = _setting(
+    anchor_penalty: float = setting(
         1e-3, "weight of the squared distance to the anchor in the loss", 0.0
     )
-    # evaluation and saving
-    eval_every: int = _setting(5000, "environment steps from one evaluation to the next", 1)
-    eval_episodes: int = _setting(32, "greedy episodes of an evaluation", 1)
-    checkpoint_every: int = _setting(50_000, "environment steps from one checkpoint to the next", 1)
-    # worlds outside of JAX
-    envs: int = _setting(
-        0,
-        "copies of a world outside of JAX; 0: one an episode played side by side, 4 a core at most",
-        0,
-        1024,
-    )
-    world_timeout: float = _setting(
-        120.0, "seconds that a world outside of JAX has for a step, or to start an episode", 0.01
-    )
+    # evaluation
+    eval_every: int = setting(5000, "environment steps between evaluations", 1)
+    eval_episodes: int = setting(32, "greedy episodes per evaluation", 1)
+
+
+_OPTION = "is a runtime option, not a setting; use --{0}, or {1}=… in Python."
+_REMOVED = "was removed, because {0}; leave it out."
+_SOFT = "the target network always moves by target_rate at each update"
+OLD_NAMES = {  # settings of earlier versions, and what replaces them
+    "buffer": _OPTION.format("buffer", "buffer"),
+    "envs": _OPTION.format("workers", "workers"),
+    "world_timeout": _OPTION.format("world-timeout", "world_timeout"),
+    "checkpoint_every": _OPTION.format("checkpoint-every", "checkpoint_every"),
+    "clipping": _REMOVED.format("gradients are always clipped as a whole"),
+    "sampling": _REMOVED.format(
+        "it follows from the algorithm: Poisson with differential privacy, uniform without"
+    ),
+    "target_update": _REMOVED.format(_SOFT),
+    "target_every": _REMOVED.format(_SOFT),
+    "budget_view": "was renamed; set budget_observer instead.",
+}
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:
-    """`["gamma=0.9", …]` as given to --set."""
+    """Parse the values of --set, such as `["gamma=0.9", …]`."""
     pairs = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -177,46 +160,55 @@ def setting_fields() -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(Settings)}
 
 
-def checked(name: str, value: Any) -> Any:
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Return checked settings; values may be text."""
     fields = setting_fields()
-    if name not in fields:
-        raise unknown("setting", name, fields, "`pevdn config` lists all of them.")
-    meta, wanted = fields[name].metadata, type(fields[name].default)
-    if wanted in (int, float):
-        return number(name, value, wanted, meta["low"], meta["high"])
-    parsed = _typed(name, value, wanted)
+    for name in values:
+        if name in OLD_NAMES:
+            raise UsageError(f"{name} {OLD_NAMES[name]}")
+        if name not in fields:
+            raise unknown("setting", name, fields, "`pevdn config` lists all of them.")
+    return Settings(**{name: checked(fields[name], value) for name, value in values.items()})
+
+
+def checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value in the field's type and range, or raise an error that names it."""
+    meta, kind = field.metadata, type(field.default)
+    if kind in (int, float):
+        return number(field.name, value, kind, meta["low"], meta["high"])
+    parsed = _typed(field.name, value, kind)
     if meta["choices"] and parsed not in meta["choices"]:
-        raise unknown(f"value of {name}:", parsed, meta["choices"])
+        raise unknown(f"value of {field.name}:", parsed, meta["choices"])
     return parsed
 
 
-def number(name: str, value: Any, wanted: type, low: float, high: float) -> Any:
-    """A checked number, or an error that names it."""
-    parsed = _typed(name, value, wanted)
+def number(name: str, value: Any, kind: type, low: float, high: float) -> Any:
+    """Return a number of this type and range, or raise an error that names it."""
+    parsed = _typed(name, value, kind)
     if not low <= parsed <= high:
         bound = f"at least {low:.10g}" if parsed < low else f"at most {high:.10g}"
         raise UsageError(f"{name} is {parsed}, but must be {bound}.")
     return parsed
 
 
-def _typed(name: str, value: Any, wanted: type) -> Any:
+def _typed(name: str, value: Any, kind: type) -> Any:
     try:
-        return _parse(value, wanted)
+        return _parse(value, kind)
     except (ValueError, TypeError, OverflowError):
-        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        raise UsageError(f"{name} is '{value}', but must be {kind[wanted]}.") from None
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+        raise UsageError(f"{name} is '{value}', but must be {words[kind]}.") from None
 
 
-def _parse(value: Any, wanted: type) -> Any:
-    if wanted is bool:
+def _parse(value: Any, kind: type) -> Any:
+    if kind is bool:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if str(value).lower() not in words:
             raise ValueError
         return words[str(value).lower()]
     if isinstance(value, bool):
         raise ValueError
-    if wanted is int:
-        if isinstance(value, str) and "**" in value:  # 2**31-1 reads better than 2147483647
+    if kind is int:
+        if isinstance(value, str) and "**" in value:  # 2**31-1 for 2147483647
             base, _, rest = value.partition("**")
             exponent, minus, less = rest.partition("-")
             return int(base) ** min(int(exponent), 99) - (int(less) if minus else 0)
@@ -224,7 +216,7 @@ def _parse(value: Any, wanted: type) -> Any:
         if number != int(number):
             raise ValueError
         return int(number)
-    if wanted is float:
+    if kind is float:
         number = float(value)
         if not math.isfinite(number):
             raise ValueError

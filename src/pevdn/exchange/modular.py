@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 FULL = 2**32
@@ -35,7 +35,7 @@ def total(vectors: Iterable[Words], modulus: int) -> Words:
     return first
 
 
-def shares(secret: Words, uniform: Sequence[Words], modulus: int) -> Words:
+def shares(secret: Words, uniform: Words, modulus: int) -> Words:
     """Split a secret (...) into n shares (n, ...), given n − 1 uniform ones (n − 1, ...).
 
     Any n − 1 of the shares are uniform on Z_p and independent of the secret, towards an observer

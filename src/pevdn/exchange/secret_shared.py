@@ -55,8 +55,8 @@ class Code(NamedTuple):
         """Say that a message does not fit, and what to do about it."""
         return (
             f"{what} does not fit into ±{self.limit(n_agents):g}, the range that precision="
-            f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents; the update "
-            "was not made. Lower precision or learning_rate, or raise modulus."
+            f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents, and the "
+            "update was not made; lower precision or learning_rate, or raise modulus."
         )
 
 

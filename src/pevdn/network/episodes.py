@@ -16,7 +16,7 @@ from pevdn.agent import keys
 from pevdn.config.experiment import Config
 from pevdn.errors import WorldFault
 from pevdn.worlds.base import ExternalWorld, Step, World
-from pevdn.worlds.external import unstoppable
+from pevdn.worlds.external import sanitise
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
 WORLD_TIMEOUT = 120.0  # seconds that an external world may take for a step or a reset
@@ -76,7 +76,7 @@ class ExternalEpisodes:
             when = f"at step {t}" if t else "at its start"
             raise WorldFault(
                 f"world '{self._world.name}' {fault.what}, {when} (reset with "
-                f"{self._rows['seed'][fault.copy]})."
+                f"{self._rows['seed'][fault.worker]})."
             ) from None
         rows = self._rows.copy()
         by_agent: Any = [
@@ -95,4 +95,4 @@ def episodes_of(
     if not isinstance(world, ExternalWorld):
         return CompiledEpisodes(world)
     count = max(config.block_size, config.settings.eval_episodes)
-    return ExternalEpisodes(unstoppable(world) if config.private else world, count, timeout)
+    return ExternalEpisodes(sanitise(world) if config.private else world, count, timeout)

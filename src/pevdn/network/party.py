@@ -65,7 +65,7 @@ class Party:
         spec, max_steps = _interface(roster, me, body)
         make_private(folder)
         write_atomically(folder / "config.yaml", configuration.to_text(self.config))
-        readme.write(folder, self.config, roster.rehearsal)
+        readme.leave(folder, self.config, roster.rehearsal)
         secret = Secret.load_or_create(folder / "secret")
         random: Randomness = (
             FromSeed(self.config, agents, index)

@@ -1,4 +1,4 @@
-"""README.md files that say what each file of a directory holds and whether it may be published."""
+"""The README.md in every directory that pevdn writes: what each file holds, and who may see it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from pevdn.storage.files import write_atomically
 
 FILE = "README.md"
 
-Row = tuple[str, str, str]  # file, what it holds, whether it may be published
+Row = tuple[str, str, str]  # file, content, whether it may be published
 
 
-def leave(path: Path, text: str) -> None:
-    """Write README.md into a directory unless there is one."""
-    if not (path / FILE).exists():
-        write_atomically(path / FILE, text)
+def leave(folder: Path, text: str) -> None:
+    """Write README.md unless there is one."""
+    if not (folder / FILE).exists():
+        write_atomically(folder / FILE, text)
+
+
+def ledger_rows(private: bool, digests: str) -> list[Row]:
+    """Return the row of the ledger, which only private runs have."""
+    row = (
+        "`ledger.jsonl`, `ledger.head`",
+        f"the privacy spent, and digests of {digests}",
+        "no: a digest confirms a guess",
+    )
+    return [row] if private else []
 
 
 def table(rows: Iterable[Row]) -> str:
-    head = "| file | holds | may be published? |\n|---|---|---|\n"
+    head = "| file | content | may be published? |\n|---|---|---|\n"
     return head + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def page(*parts: str) -> str:
     """Join paragraphs; empty ones are left out."""
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def ledger_row(holds: str) -> Row:
-    """Return the row of a ledger, which also holds digests of something."""
-    return (
-        "`ledger.jsonl`, `ledger.head`",
-        f"what was spent, and {holds}",
-        "no: a digest confirms a guess",
-    )

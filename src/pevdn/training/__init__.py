@@ -1,1 +1,1 @@
-"""A run from settings to summary: the training loop and the files it keeps."""
+"""A run, from its configuration to its summary."""

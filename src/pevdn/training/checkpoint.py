@@ -1,9 +1,9 @@
-"""Everything a run needs to go on, saved with orbax so that a kill at any instant loses nothing.
+"""Checkpoints of a run, written with orbax.
 
-A checkpoint is written beside the old one and renamed into place; what a kill left half written
-is cleared away. Replay buffers are saved up to the last slot ever written. A seal over its files
-shows damage, and the configuration's fingerprint travels along, so that the checkpoint of another
-run is refused. No file names the place where it was written.
+A checkpoint is written beside the previous one and renamed into place, so a kill leaves one of
+them; incomplete ones are removed. Replay buffers are saved up to the last slot ever written. A
+checksum over the files (the seal) detects damage, and the configuration's fingerprint detects the
+checkpoint of another run. No file contains the path where it was written.
 """
 
 from __future__ import annotations
@@ -27,40 +27,53 @@ from pevdn.agent.learning import Learner
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError
 from pevdn.privacy.randomness import generator
-from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.replays import HostReplay
 from pevdn.storage.files import draft_of, write_atomically
-from pevdn.training.loop import Progress
 
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells its life story
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs every step
 
-OVERHEAD = 2**20  # bytes of disk, more than orbax's own files take
-SEAL = "seal.sha256"  # the file of a checkpoint that vouches for all others
-COMMITTED = "commit_success.txt"  # written by orbax, which puts the absolute path into it
+OVERHEAD = 2**20  # bytes: an upper bound of orbax's own files
+SEAL = "seal.sha256"  # checksum of all other files of a checkpoint
+COMMITTED = "commit_success.txt"  # orbax writes the absolute path into it
 
-# What `forget` keeps of the counters; all others are zeroed, random keys among them.
+# Counters that `forget` keeps; it zeroes the others, random keys among them.
 KEPT = {"env_steps", "episodes", "updates", "exposure", "exhausted", "anchored", "threshold"}
 
 
+@dataclasses.dataclass
+class Progress:
+    """The state of a run outside the compiled program."""
+
+    evaluations: int = 0
+    metrics_lines: int = 0  # lines of metrics.jsonl that belong to this state
+    training_seconds: float = 0.0
+    training_steps: int = 0  # environment steps made in those seconds
+    wall_seconds: float = 0.0
+    budget_spent: bool = False  # no seed can afford another update
+    ledger_line: int = 0  # the ledger's position of this state, and its checksum
+    ledger_check: str = ""
+
+
 class _FilesHandler(ocp.CheckpointHandler):
-    """Replay buffers in host memory, as plain files: a copy as arrays might not fit beside them."""
+    """Save packed replay buffers as plain files: a copy as arrays might not fit into memory."""
 
     def save(self, directory: Any, args: _Files) -> None:
-        args.simulation.save(Path(directory))
+        args.replay.save(Path(directory))
 
     def restore(self, directory: Any, args: _Files) -> dict[str, Any]:
-        args.simulation.load(Path(directory))
+        args.replay.load(Path(directory))
         return {}
 
 
 @ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _Files(ocp.args.CheckpointArgs):
-    simulation: HostSimulation
+    replay: HostReplay
 
 
 class Checkpoints:
-    """The checkpoints of one run directory; the two newest are kept. A reader changes nothing."""
+    """The two newest checkpoints of a run; `read_only` changes no file."""
 
     def __init__(self, directory: Path, config: Config, read_only: bool = False) -> None:
         self.directory = directory / "checkpoints"
@@ -74,7 +87,7 @@ class Checkpoints:
                 read_only=read_only,
             ),
         )
-        if not read_only:  # a kill just before sealing has left these as orbax wrote them
+        if not read_only:  # a kill before sealing leaves the files as orbax wrote them
             for number in self._manager.all_steps():
                 if not (self._folder(number) / SEAL).exists():
                     _remove_paths(self._folder(number))
@@ -87,20 +100,20 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: State, progress: Progress, simulation: Simulation) -> None:
-        # Grows with training and with every evaluation, so that no two states have the same number.
+        # Grows with training and with every evaluation: no two states have the same number.
         number = int(np.sum(np.asarray(state.env_steps))) + progress.evaluations
         if number == self.latest:
             return
         stored = int(min(np.max(np.asarray(state.episodes)), self.config.settings.buffer_size))
-        filled = max(1, stored)  # orbax saves no empty arrays
+        filled = max(1, stored)  # orbax cannot save empty arrays
         learners, replays, counters = _flattened(state)
         replays = {k: v[:, :, :filled] for k, v in replays.items()}
         arrays = jax.tree.leaves((learners, replays, counters))
-        self._need_room(sum(x.nbytes for x in arrays) + simulation.host_bytes)
-        on_host = isinstance(simulation, HostSimulation)
+        self._need_room(sum(x.nbytes for x in arrays) + simulation.replay.nbytes)
+        on_host = simulation.replay.on_host
         args = ocp.args.Composite(
             learners=ocp.args.StandardSave(learners),
-            replays=_Files(simulation) if on_host else ocp.args.StandardSave(replays),
+            replays=_Files(simulation.replay) if on_host else ocp.args.StandardSave(replays),
             counters=ocp.args.StandardSave(counters),
             progress=ocp.args.JsonSave(
                 {**dataclasses.asdict(progress), "fingerprint": fingerprint(self.config)}
@@ -111,7 +124,7 @@ class Checkpoints:
     def _write(self, number: int, args: ocp.args.Composite) -> None:
         try:
             self._manager.save(number, args=args)
-        except Exception as problem:  # tensorstore hides what the system said in its message
+        except Exception as problem:  # tensorstore puts the system's error code into its message
             code = re.search(r"os_error_code='(\d+)'", str(problem))
             if code is None:
                 raise
@@ -120,11 +133,11 @@ class Checkpoints:
         _seal(self._folder(number))
 
     def forget(self) -> None:
-        """Keep of the newest checkpoint what it takes to act, and nothing else of any.
+        """Reduce the newest checkpoint to what acting needs, and delete all others.
 
-        The stored episodes are left out of a new checkpoint; optimiser state and random keys are
-        zeros in it. The others are deleted once it is on the disk, so that after a kill the newest
-        one is whole, and calling this again finishes the work.
+        A new checkpoint without stored episodes, with optimiser state and random keys set to zero,
+        is written before the others are deleted. After a kill the newest one is complete, and
+        another call completes the deletion.
         """
         found = self._read("learners", "counters", "progress")
         if not found["progress"].get("forgotten"):
@@ -142,11 +155,11 @@ class Checkpoints:
                 counters=ocp.args.StandardSave(counters),
                 progress=ocp.args.JsonSave({**found["progress"], "forgotten": True}),
             )
-            assert self.latest is not None  # it has just been read
+            assert self.latest is not None
             self._write(self.latest + 1, args)
         newest = self.latest
         assert newest is not None
-        if not (self._folder(newest) / SEAL).exists():  # a kill came just before
+        if not (self._folder(newest) / SEAL).exists():  # after a kill before sealing
             _seal(self._folder(newest))
         os.sync()
         for number in self._manager.all_steps():
@@ -154,7 +167,7 @@ class Checkpoints:
                 self._manager.delete(number)
 
     def _need_room(self, size: int) -> None:
-        """Ask first: when a write fails halfway, orbax's threads print a traceback each."""
+        """Check beforehand: on a failed write each of orbax's threads prints a traceback."""
         if shutil.disk_usage(self.directory).free < size + OVERHEAD:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -165,12 +178,12 @@ class Checkpoints:
         return bool(self._read("progress")["progress"].get("forgotten"))
 
     def restore(self, simulation: Simulation) -> tuple[State, Progress]:
-        """The newest state of the run, exactly as it was saved, in the machine's own memory."""
+        """Return the newest state, bit for bit, in host memory."""
         if self._forgotten():
             raise PevdnError(
-                f"{self.directory.parent} has forgotten its stored episodes, optimiser state and "
-                "random keys (`pevdn forget`), so that it cannot be trained further; what it has "
-                "learnt can still be evaluated, replayed, exported and published."
+                f"{self.directory.parent} has no stored episodes, optimiser state and random keys "
+                "any more (`pevdn forget`) and cannot be trained further; its policies can still "
+                "be evaluated, replayed, exported and published."
             )
         found = self._read("learners", "replays", "counters", "progress", simulation=simulation)
         template = _parts(simulation.like())
@@ -183,7 +196,7 @@ class Checkpoints:
         return state, Progress(**progress)
 
     def restore_learners(self, simulation: Simulation) -> tuple[tuple[Learner, ...], jax.Array]:
-        """Only what the agents learnt, and which lanes have an anchor (S,): enough to act."""
+        """Return the learners, and which lanes have an anchor (S,): enough to act."""
         found = self._read("learners", "counters", "progress")
         template = _parts(simulation.like())
         counters = self._rebuild(found["counters"], template.counters)
@@ -199,23 +212,23 @@ class Checkpoints:
         if step is None:
             raise PevdnError(f"{self.directory} holds no complete checkpoint.")
         folder = self._folder(step)
-        if _broken(folder):  # ask first, as with room on the disk
-            raise self._damaged(folder, "its files are not what was saved")
-        how = {
+        if _broken(folder):  # before orbax reads it, for the same reason
+            raise self._damaged(folder, "its files have changed")
+        restore = {
             group: ocp.args.JsonRestore() if group == "progress" else ocp.args.StandardRestore()
             for group in groups
         }
-        if isinstance(simulation, HostSimulation):
-            how["replays"] = _Files(simulation)
+        if simulation is not None and simulation.replay.on_host:
+            restore["replays"] = _Files(simulation.replay)
         try:
-            found = dict(self._manager.restore(step, args=ocp.args.Composite(**how)).items())
-        except Exception as problem:  # orbax and tensorstore raise all kinds on a damaged file
+            found = dict(self._manager.restore(step, args=ocp.args.Composite(**restore)).items())
+        except Exception as problem:  # orbax and tensorstore raise many kinds
             reason = " ".join(str(problem).split())[:160]
             raise self._damaged(folder, f"{type(problem).__name__}: {reason}") from None
         if found["progress"]["fingerprint"] != fingerprint(self.config):
             raise PevdnError(
                 f"checkpoint {folder} belongs to a run with another "
-                "configuration than config.yaml says; restore the config.yaml it was made with."
+                "configuration than config.yaml says; restore the original config.yaml."
             )
         return found
 
@@ -226,14 +239,14 @@ class Checkpoints:
         )
 
     def _fitted(self, name: str, found: dict[str, Any], leaf: Any) -> Any:
-        """A saved array in the shape the program wants; replays are filled up with zeros."""
+        """Return a saved array in the shape of `leaf`; replays are padded with zeros."""
         array = found.get(name)
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
         if array is None or array.ndim != len(shape):
             raise PevdnError(
                 f"a checkpoint in {self.directory} does not fit this version of pevdn: "
-                f"'{name}' is missing or of another shape; train anew."
+                f"'{name}' is missing or has another shape; train anew."
             )
         if is_key:
             return jax.random.wrap_key_data(jnp.asarray(array), impl=generator(self.config))
@@ -248,7 +261,7 @@ class Checkpoints:
 
 
 def _digest(folder: Path) -> str:
-    """Of all files in a checkpoint, their names and their contents."""
+    """Hash the names and contents of all files of a checkpoint."""
     whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if path not in (folder / SEAL, draft_of(folder / SEAL)):
@@ -259,7 +272,7 @@ def _digest(folder: Path) -> str:
 
 
 def _remove_paths(folder: Path) -> None:
-    """Orbax asks whether these files exist, and not what is in them."""
+    """Remove absolute paths; orbax only checks that these files exist."""
     for file in folder.rglob(COMMITTED):
         file.write_text("committed")
 
@@ -269,13 +282,13 @@ def _seal(folder: Path) -> None:
 
 
 def _broken(folder: Path) -> bool:
-    """Whether a seal says so; a kill just before sealing leaves a good checkpoint without one."""
+    """Whether the seal does not match; a kill before sealing leaves a good checkpoint unsealed."""
     seal = folder / SEAL
     return seal.exists() and seal.read_text(errors="replace") != _digest(folder)
 
 
 class _Parts(NamedTuple):
-    """What is saved together."""
+    """The groups of arrays in a checkpoint."""
 
     learners: Any
     replays: Any

@@ -1,17 +1,17 @@
-"""The directory of a run: everything about it, and nothing ever half written.
+"""The directory of a run. Files are complete or absent.
 
-It has mode 0700, because checkpoints hold raw training episodes; `pevdn publish` copies what may
+It has mode 0700, because checkpoints contain raw training episodes; `pevdn publish` copies what may
 be handed out.
 
-README.md        what each file is, and what may be published
-config.yaml      what was asked for
-world.json       what agents see and do, if the world is outside of JAX or was an object
-metrics.jsonl    one line per seed and evaluation, written as it goes
-ledger.jsonl     with DP: every update, before it is made and after (and ledger.head)
-secret           with randomness=os: 32 bytes that all random numbers follow from, mode 0600
-checkpoints/     the newest states; `pevdn resume` goes on from there
+README.md        what each file holds, and whether it may be published
+config.yaml      configuration and runtime options
+world.json       sizes of observations and actions, for external worlds and objects
+metrics.jsonl    one line per seed and evaluation, written while training
+ledger.jsonl     with DP: every update, before and after it is made (and ledger.head)
+secret           with randomness=os: 32 bytes that determine all random numbers, mode 0600
+checkpoints/     the newest states, for `pevdn resume`
 summary.json     the final figures, once finished
-curve.png        the win rate as a picture
+curve.png        the win rate over training
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pevdn.config import experiment as configuration
-from pevdn.config.experiment import Config
+from pevdn.config.experiment import Config, load, load_with_options
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import PevdnError, UsageError
-from pevdn.storage.files import whole_lines, write_atomically
 from pevdn.storage.strict_json import from_json
+from pevdn.training import metrics
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,17 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return configuration.load(self.path / "config.yaml")
+        return load(self.path / "config.yaml")
+
+    @property
+    def options(self) -> RuntimeOptions:
+        """The runtime options that the run was started with."""
+        return load_with_options(self.path / "config.yaml")[1]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl written so far."""
-        return [from_json(line) for line in whole_lines(self.path / "metrics.jsonl")]
+        return metrics.read(self.path)
 
     @property
     def finished(self) -> bool:
@@ -55,15 +60,16 @@ class Run:
             )
         path = self.path / "summary.json"
         try:
-            found: dict[str, Any] = from_json(path.read_text())
+            document: dict[str, Any] = from_json(path.read_text())
         except ValueError:
             raise PevdnError(
                 f"{path} is damaged; delete it, and `pevdn resume {self.path}` writes it again."
             ) from None
-        return found
+        return document
 
 
 def fresh_directory(config: Config) -> Path:
+    """Return a new name under runs/."""
     name = f"{config.algorithm}-{config.env.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / name, 2
     while path.exists():
@@ -72,7 +78,7 @@ def fresh_directory(config: Config) -> Path:
 
 
 def refuse_taken(path: Path) -> None:
-    """A new run never touches a directory that holds something."""
+    """Refuse to start a run in a directory that is not empty."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; choose another directory with --out.")
     if (path / "config.yaml").exists():
@@ -82,14 +88,3 @@ def refuse_taken(path: Path) -> None:
         )
     if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
         raise UsageError(f"{path} is not empty; choose another --out.")
-
-
-def keep_lines(path: Path, count: int) -> None:
-    """Drop what was written after the checkpoint; it will be written again, the same."""
-    lines = whole_lines(path)
-    if len(lines) < count:
-        raise PevdnError(
-            f"{path} has {len(lines)} lines, but the checkpoint was made after {count}; "
-            "it was cut short, and the run cannot go on from it."
-        )
-    write_atomically(path, "".join(lines[:count]))

@@ -1,23 +1,22 @@
-"""Pictures of a run: one for paper, one for the terminal."""
+"""The learning curve of a run, as a picture and as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pevdn.training.summary import MODELS, by_seed, column
-
-if TYPE_CHECKING:
-    from pevdn.config.experiment import Config
-    from pevdn.privacy.accounting import Spent
-    from pevdn.training.directory import Run
+from pevdn.config.experiment import Config
+from pevdn.privacy.accounting import Spent
+from pevdn.training.directory import Run
+from pevdn.training.metrics import by_seed
+from pevdn.training.summary import MODELS, column
 
 Series = list[tuple[float, float]]
 
 
 def mean_curve(lines: Sequence[dict[str, Any]], name: str) -> Series:
-    """(steps, value) for each evaluation, mean over the seeds that have the value."""
+    """Return (steps, value) for each evaluation, the mean over the seeds that have the value."""
     points: Series = []
     for together in zip(*by_seed(lines).values(), strict=False):
         values = [line[name] for line in together if line.get(name) is not None]
@@ -28,7 +27,7 @@ def mean_curve(lines: Sequence[dict[str, Any]], name: str) -> Series:
 
 
 def draw_curve(run: Run, guaranteed: Spent | None = None) -> Path:
-    """curve.png: the win rate of each seed, and their mean, against environment steps."""
+    """Draw curve.png: the win rate of each seed, and their mean, against environment steps."""
     path = run.path / "curve.png"
     draw_lines(run.config, run.metrics, path, guaranteed)
     return path
@@ -37,7 +36,7 @@ def draw_curve(run: Run, guaranteed: Spent | None = None) -> Path:
 def draw_lines(
     config: Config, lines: Sequence[dict[str, Any]], path: Path, guaranteed: Spent | None = None
 ) -> None:
-    """The same, from lines as metrics.jsonl has them, and what a private run guarantees."""
+    """Draw the curves of lines of metrics.jsonl, titled with the guaranteed ε."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,7 +69,7 @@ def draw_lines(
 
 
 def text_curve(points: Series, width: int = 60, height: int = 8) -> str:
-    """The same curve in eighths of a character, 0 to 1 from bottom to top."""
+    """Draw a curve with block characters; values are between 0 and 1."""
     if not points:
         return ""
     end = points[-1][0] or 1

@@ -1,6 +1,6 @@
-"""Delete what a finished run needs for training alone: episodes, optimiser state, random keys.
+"""Delete what a finished run needed only for training: episodes, optimiser state, random keys.
 
-What remains is enough to evaluate, replay, export and publish, and to read the ledger. Files are
+The rest is enough to evaluate, replay, export and publish, and to read the ledger. Files are
 deleted, not overwritten: the file system, its snapshots and backups may keep their blocks.
 """
 
@@ -12,24 +12,25 @@ from typing import NamedTuple
 from pevdn.errors import UsageError
 from pevdn.privacy import randomness, secret
 from pevdn.storage.files import disk_errors, lock, write_atomically
+from pevdn.storage.readme import FILE as README
 from pevdn.training import readme
 from pevdn.training.directory import Run
 
 
 class Forgotten(NamedTuple):
-    """What `forget` has done."""
+    """The result of `forget`."""
 
     run: Path
     bytes_before: int  # of checkpoints and secret
     bytes_after: int
-    seed_kept: bool  # whether noise and samples still follow from the seed in config.yaml
+    seed_kept: bool  # whether noise and samples still derive from the seed in config.yaml
 
 
 def forget(run: Run | str | Path) -> Forgotten:
     """Delete stored episodes, optimiser state, random keys and the file `secret` of a finished run.
 
-    A kill in between leaves a run that can be used as before or as after; calling this again
-    finishes the work. A run that is not finished is refused: it needs all of it to go on.
+    After a kill the run can still be used, and another call completes the deletion. An unfinished
+    run is refused: it needs its state to continue.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
@@ -40,10 +41,10 @@ def forget(run: Run | str | Path) -> Forgotten:
         )
     if not run.finished:
         raise UsageError(
-            f"{run.path} is not finished and needs its stored episodes to go on; finish it with "
+            f"{run.path} is not finished and needs its stored episodes to continue; finish it with "
             f"`pevdn resume {run.path}` first."
         )
-    from pevdn.training.checkpoint import Checkpoints  # orbax takes a second to import
+    from pevdn.training.checkpoint import Checkpoints  # importing orbax takes a second
 
     before = _size(run.path)
     with disk_errors(run.path), lock(run.path):
@@ -53,7 +54,7 @@ def forget(run: Run | str | Path) -> Forgotten:
         finally:
             checkpoints.close()
         (run.path / secret.FILE).unlink(missing_ok=True)
-        write_atomically(run.path / readme.FILE, readme.of_run(config, forgotten=True))
+        write_atomically(run.path / README, readme.of_run(config, forgotten=True))
     return Forgotten(run.path, before, _size(run.path), randomness.source(config) == "seed")
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a team trains. Everything goes to standard error."""
+"""Progress of a training, shown on standard error."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, Protocol
 
 @dataclass
 class Moment:
-    """Where training stands."""
+    """A snapshot of the progress."""
 
     steps: int  # mean over seeds
     steps_per_second: float  # all seeds together, while training
     evaluated: dict[str, float] | None = None  # means over seeds of the newest evaluation
-    overall: str = ""  # where the experiment stands that this run is a part of
+    overall: str = ""  # progress of the experiment that the run belongs to
 
 
 class Observer(Protocol):
+    """Receives the progress of a training."""
+
     def note(self, text: str) -> None: ...
     def start(self, title: str, steps: int, done: int) -> None: ...
     def moment(self, moment: Moment) -> None: ...
@@ -25,7 +27,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """For use from Python."""
+    """Show nothing: the default in Python."""
 
     def note(self, text: str) -> None: ...
     def start(self, title: str, steps: int, done: int) -> None: ...
@@ -46,10 +48,10 @@ def _figures(evaluated: dict[str, float] | None) -> str:
 
 
 class Plain:
-    """One line per evaluation, for logs and pipes."""
+    """Print one line per evaluation, for logs and pipes."""
 
     def __init__(self) -> None:
-        self._said: dict[str, float] | None = None
+        self._shown: dict[str, float] | None = None
         self._total = 0
 
     def note(self, text: str) -> None:
@@ -60,9 +62,9 @@ class Plain:
         self.note(f"{title}: {done:,} of {steps:,} steps")
 
     def moment(self, moment: Moment) -> None:
-        if moment.evaluated is None or moment.evaluated is self._said:
+        if moment.evaluated is None or moment.evaluated is self._shown:
             return
-        self._said = moment.evaluated
+        self._shown = moment.evaluated
         parts = (
             f"{moment.steps:>9,} of {self._total:,} steps",
             _figures(moment.evaluated),
@@ -75,7 +77,7 @@ class Plain:
 
 
 class Bar:
-    """A live bar: steps, speed, time left, and below it win rate and ε; fits into 80 columns."""
+    """Draw a live progress bar of at most 80 columns: steps, speed, time left, win rate and ε."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -125,5 +127,5 @@ class Bar:
 
 
 def observer() -> Observer:
-    """A bar for a person at a terminal, plain lines for everything else."""
+    """Return a progress bar on a terminal, else plain lines."""
     return Bar() if sys.stderr.isatty() else Plain()

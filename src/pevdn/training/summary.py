@@ -1,4 +1,4 @@
-"""From the lines of a run to figures that a person can quote."""
+"""The final figures of a run: summary.json, and the same as text."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pevdn import __version__
+from pevdn._platform import peak_memory_bytes
 from pevdn.config.experiment import Config
 from pevdn.privacy import randomness
 from pevdn.privacy.accounting import RELATIONS
+from pevdn.privacy.ledger import Ledger
+from pevdn.training.directory import Run
+from pevdn.training.metrics import by_seed
 
 if TYPE_CHECKING:
-    from pevdn.privacy.ledger import Ledger
     from pevdn.training.checkpoint import Progress
-    from pevdn.training.directory import Run
 
-WINDOW = 100_000  # the final figures are means over the last so many steps
+WINDOW = 100_000  # environment steps that final figures are means over
 MODELS = {"anchor": "anchor model", "average": "averaged model", "": "running model"}
 
 
 def released(names: Collection[str]) -> str:
-    """Which model a team would be sent out with: the first of MODELS that has a win rate."""
+    """Return the model to deploy: the first of MODELS that has a win rate."""
     return next(model for model in MODELS if column("win_rate", model) in names)
 
 
 def column(name: str, model: str) -> str:
-    """What a figure of a model is called in metrics.jsonl and summary.json."""
+    """Return the name of a model's figure in metrics.jsonl and summary.json."""
     return f"{name}_{model}" if model else name
 
 
 def guarantee(config: Config) -> str:
-    """What ε of a run means, and what it does not."""
+    """Explain what ε of a run covers and what it does not."""
     relation = config.settings.relation
     return (
         f"ε is for one training episode under the {relation} relation: {RELATIONS[relation]}. "
-        "epsilon_team and epsilon_agent are of the whole run as configured, plus everything that "
-        "was lost in crashes: they hold no matter when or why the run ended. epsilon_team_spent "
-        "and epsilon_agent_spent are of the updates made so far, and hold only if nobody stopped "
-        "the run because of its results. "
+        "epsilon_team and epsilon_agent cover the whole run as configured, plus all updates lost "
+        "in crashes: they hold no matter when or why the run ended. epsilon_team_spent and "
+        "epsilon_agent_spent cover the updates made so far, and hold only if the run was not "
+        "stopped because of its results. "
         "epsilon_team holds against an outsider who sees all agents act or their parameters, and "
-        "so against any who sees fewer. epsilon_agent is the loss through one agent's own updates "
-        "with its teammates' contributions held fixed: it is conditional, and in general no bound. "
-        "A teammate gets no differential privacy: it sees the opened sums before any noise, and "
-        "knows the indices. Not covered: evaluation episodes, the choice of settings, the team's "
-        "reward, lengths and timing, and any other training on a copy of this run. "
-        + randomness.MEANING[randomness.source(config)]
+        "therefore against one who sees fewer. epsilon_agent is the loss through one agent's own "
+        "updates with its teammates' contributions held fixed: it is conditional, and in general "
+        "no bound. There is no differential privacy against teammates: they see the opened sums "
+        "before any noise, and know the indices. Not covered: evaluation episodes, the choice of "
+        "settings, the team's reward, lengths and timing, and any other training on a copy of this "
+        "run. " + randomness.MEANING[randomness.source(config)]
     )
 
 
 def confidence(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half-width of its 95 % confidence interval (Student's t; None for one value)."""
+    """Return the mean and the half-width of its 95 % interval (Student's t; None for one value)."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, None
@@ -61,21 +63,22 @@ def confidence(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
 
 
-def late_mean(lines: Sequence[dict[str, Any]], name: str, window: int = WINDOW) -> float | None:
-    """One seed's mean over its last `window` steps (the later half of a shorter run)."""
-    end = max(line["env_steps"] for line in lines)
-    start = end - min(window, end / 2)
-    values = [
-        v for line in lines if line["env_steps"] >= start and (v := line.get(name)) is not None
-    ]
-    return sum(values) / len(values) if values else None
+def final_window(end: float) -> float:
+    """Return the length of the final window: WINDOW steps, or the last quarter of a shorter run."""
+    return min(WINDOW, end / 4)
 
 
-def by_seed(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
-    for line in lines:
-        found.setdefault(line["seed"], []).append(line)
-    return found
+def final_mean(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
+    """Return one seed's mean over the final window; None if it has no value there."""
+    end = max(steps)
+    start = end - final_window(end)
+    pairs = zip(steps, values, strict=True)
+    late = [v for step, v in pairs if v is not None and (step > start or step == end)]
+    return sum(late) / len(late) if late else None
+
+
+def _final_of(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    return final_mean([line["env_steps"] for line in lines], [line.get(name) for line in lines])
 
 
 def summarise(
@@ -86,14 +89,12 @@ def summarise(
     devices: int,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """The content of summary.json; a private run has a ledger."""
+    """Return the content of summary.json; a private run has a ledger."""
     import jax
-
-    from pevdn._platform import peak_memory_bytes
 
     seeds = by_seed(run.metrics)
     last = [lines[-1] for lines in seeds.values()]
-    late = [late_mean(lines, "win_rate") or 0.0 for lines in seeds.values()]
+    late = [_final_of(lines, "win_rate") or 0.0 for lines in seeds.values()]
     mean, half = confidence(late)
     summary: dict[str, Any] = {
         "algorithm": config.algorithm,
@@ -105,7 +106,7 @@ def summarise(
         "late_win_rate": mean,
         "late_win_rate_half_width_95": half,
         "late_win_rate_by_seed": late,
-        "late_window_steps": min(WINDOW, max(line["env_steps"] for line in last) // 2),
+        "late_window_steps": int(final_window(max(line["env_steps"] for line in last))),
         "env_steps": max(line["env_steps"] for line in last),
         "episodes": sum(line["episodes"] for line in last),
         "updates": sum(line["updates"] for line in last),
@@ -114,11 +115,11 @@ def summarise(
         name = f"win_rate_{model}"
         if name not in last[0]:
             continue
-        found = [v for lines in seeds.values() if (v := late_mean(lines, name)) is not None]
+        known = [v for lines in seeds.values() if (v := _final_of(lines, name)) is not None]
         if model == "anchor":
-            summary["anchored_seeds"] = len(found)
-        if found:
-            late = found + [0.0] * (len(seeds) - len(found))  # without an anchor nothing is won
+            summary["anchored_seeds"] = len(known)
+        if known:
+            late = known + [0.0] * (len(seeds) - len(known))  # no anchor counts as no win
             mean, half = confidence(late)
             summary[name] = sum(line[name] or 0.0 for line in last) / len(last)
             summary[f"late_{name}"] = mean
@@ -157,7 +158,7 @@ def summarise(
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary in a few lines for a person."""
+    """Return the summary as a few lines of text."""
     lines = []
     for label, model in (("win rate", ""), ("average", "average"), ("anchor", "anchor")):
         name = column("win_rate", model)
@@ -179,12 +180,12 @@ def describe(summary: dict[str, Any]) -> str:
     if summary.get("stopped_by_budget"):
         lines.append(
             f"budget   training stopped at {summary['env_steps']:,} of {summary['steps']:,} steps: "
-            f"another update would take ε {summary['budget_observer']} above "
+            f"another update would raise ε {summary['budget_observer']} above "
             f"{summary['epsilon_budget']:g}"
         )
     lines.append(
         f"speed    {summary['env_steps_per_second']:,.0f} environment steps/s, "
-        f"{summary['wall_seconds']:,.0f} s in all, "
+        f"{summary['wall_seconds']:,.0f} s in total, "
         f"peak memory {summary['peak_memory_bytes'] / 2**30:.2f} GiB"
     )
     return "\n".join(lines)

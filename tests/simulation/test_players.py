@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +17,24 @@ import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import Array
-from support import PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of, python
+from support import OPTIONS, PRIVATE, SMALL, Run, checkpoints_in, cli, metrics_of
 
 import pevdn
 from pevdn import worlds
+from pevdn.agent.keys import world_seed
 from pevdn.config import experiment as config
+from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions, option_fields
 from pevdn.errors import UsageError, WorldFault
 from pevdn.policies.evaluate import evaluate
-from pevdn.simulation.host import simulation_for
-from pevdn.simulation.hosted import HostedSimulation, episode_seed
+from pevdn.simulation.players import WorkerPlayer
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.replays import DeviceReplay
 from pevdn.training import loop as run
 from pevdn.verification.attacks.target import Target
 from pevdn.verification.dataflow import violations
 from pevdn.worlds.base import ExternalWorld, Step, World
-from pevdn.worlds.external import problem_of, unstoppable
 from pevdn.worlds.toy import Coordination, CoordinationState
-from pevdn.worlds.workers import IDLE, RESET, STEP, Fault, WorkerPool
 
 STEPS = 120
 
@@ -49,9 +47,9 @@ class SeededCoordination(Coordination):
         self.name = tiny.COORDINATION.name
 
     def reset(self, key: Array) -> tuple[CoordinationState, Step]:
-        cues = jnp.stack(tiny.cues_of(episode_seed(key)))
+        cues = jnp.stack(tiny.cues_of(world_seed(key)))
         state = CoordinationState(cues, jnp.zeros((), jnp.int32), jnp.zeros(()))
-        return state, self._seen(state, jnp.zeros(()))
+        return state, self._result(state, jnp.zeros(()))
 
 
 INSIDE: dict[str, World] = {
@@ -68,25 +66,21 @@ def compiled_once() -> Iterator[None]:
     """Trainings with the same settings share their programs."""
     patch, kept = pytest.MonkeyPatch(), dict[Any, Any]()
 
-    def once(name: str) -> None:
-        real = getattr(HostedSimulation, name)
+    def once(owner: Any, name: str, of: Callable[..., tuple[Config, Any]]) -> None:
+        real = getattr(owner, name)
 
-        def call(self: HostedSimulation, *args: Any) -> Any:
-            same = dataclasses.replace(self.settings, envs=0, world_timeout=1.0, eval_every=1)
-            shape = args[1].shape if name == "_compile_playing" else None
-            key = (name, self.team, self.config.algorithm, same, shape)
+        def call(self: Any, *args: Any) -> Any:
+            wanted, shape = of(self, *args)
+            same = dataclasses.replace(wanted.settings, eval_every=1)
+            key = (name, wanted.algorithm, wanted.env, wanted.seeds, same, shape)
             if key not in kept:
                 kept[key] = real(self, *args)
-            if name == "compile":
-                kept.setdefault((key, "learn"), getattr(self, "_learn_from_block", None))
-                self._learn_from_block = kept[key, "learn"]
-                return self.advance
             return kept[key]
 
-        patch.setattr(HostedSimulation, name, call)
+        patch.setattr(owner, name, call)
 
-    once("compile")
-    once("_compile_playing")
+    once(DeviceReplay, "compile", lambda self, simulation, jit: (simulation.config, None))
+    once(WorkerPlayer, "_compiled", lambda self, params, keys: (self.config, keys.shape))
     yield
     patch.undo()
 
@@ -94,8 +88,9 @@ def compiled_once() -> Iterator[None]:
 def train(algorithm: str, world: World | ExternalWorld, out: Path, **changes: Any) -> Run:
     settings = {**SETTINGS[algorithm], **changes}
     steps, seeds = settings.pop("steps", STEPS), settings.pop("seeds", 1)
+    chosen = {name: settings.pop(name) for name in option_fields() if name in settings}
     wanted = config.make(algorithm, world.name, steps, seeds, settings=settings)
-    return run.begin(wanted, out, given=world)
+    return run.begin(wanted, out, options=OPTIONS.replace(chosen), world=world)
 
 
 def parameters(of: Run) -> list[np.ndarray]:
@@ -142,11 +137,11 @@ def test_objects_give_the_same_training_as_the_world_that_they_are(
         assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_copies_changes_nothing(
-    envs: int, trained: dict[str, Run], tmp_path: Path
+    workers: int, trained: dict[str, Run], tmp_path: Path
 ) -> None:
-    found = train("pe-vdn-c", tiny.COORDINATION, tmp_path / "run", envs=envs)
+    found = train("pe-vdn-c", tiny.COORDINATION, tmp_path / "run", workers=workers)
     assert metrics_of(found.path) == metrics_of(trained["pe-vdn-c"].path)
     for a, b in zip(parameters(found), parameters(trained["pe-vdn-c"]), strict=True):
         assert np.array_equal(a, b)
@@ -175,75 +170,20 @@ def test_what_was_learnt_loads_without_the_world_and_plays_with_it(
 
 @given(st.integers(0, 2**32 - 1))
 def test_seeds_of_episodes_have_31_bits(seed: int) -> None:
-    found = episode_seed(jax.random.key(seed))
+    found = world_seed(jax.random.key(seed))
     assert 0 <= int(found) < 2**31
     assert int(found) == int(jax.random.bits(jax.random.key(seed), dtype=jnp.uint32)) // 2
 
 
 # ---- faults -------------------------------------------------------------------------------------
 
-FAULTS = {
-    tiny.raises: "raised ValueError: the dice are lost",
-    tiny.hangs: "gave no answer within world_timeout=0.5 seconds",
-    tiny.dies: "ended its process (SIGKILL)",
-    tiny.leaves: "ended its process (exit code 3)",
-    tiny.pays_nan: "gave the reward nan",
-    tiny.sees_infinity: "gave agent 1 an observation whose entry 1 is inf",
-    tiny.grows: "gave agent 0 an observation of shape (4,), not of shape (3,)",
-    tiny.offers_nothing: "gave agent 0 no available action",
-}
-
-
-def failing(how: Callable[..., Any], after: int = 2, copies: int | None = None) -> ExternalWorld:
-    build = partial(tiny.Failing, how, after)
-    return dataclasses.replace(tiny.TWO_STEP, build=build, copies=copies)
-
-
-@pytest.mark.parametrize("how", [tiny.pays_nan, tiny.sees_infinity, tiny.offers_nothing])
-def test_with_dp_no_number_of_a_world_stops_training(how: Callable[..., Any]) -> None:
-    """Numbers that are not finite are 0, and an agent that may do nothing may do anything."""
-    copies = WorkerPool(unstoppable(failing(how, after=1)), 1, 60.0)
-    try:
-        copies.rows["order"] = RESET
-        copies.turn()
-        copies.rows["order"] = STEP
-        copies.turn()
-        (row,) = copies.rows
-        assert np.isfinite(row["reward"]) and np.isfinite(row["observations"]).all()
-        assert row["available"].reshape(2, 2).any(axis=1).all()
-    finally:
-        copies.close()
-
 
 def test_a_private_run_goes_on_where_another_stops(tmp_path: Path) -> None:
-    world = failing(tiny.pays_nan, after=7)
-    with pytest.raises(WorldFault, match="gave the reward nan"):
+    world = tiny.failing(tiny.pays_nan, after=7)
+    with pytest.raises(WorldFault, match="returned reward nan"):
         train("pe-vdn-b", world, tmp_path / "plain")
     found = train("pe-vdn-c", world, tmp_path / "private")
     assert found.finished and found.metrics[-1]["updates"] > 0
-
-
-@pytest.mark.parametrize("how", FAULTS)
-def test_the_fault_of_a_copy_is_told(how: Callable[..., Any]) -> None:
-    copies = WorkerPool(failing(how), 3, 0.5 if how is tiny.hangs else 60.0)
-    try:
-        if how is tiny.hangs:  # starting a process takes longer
-            copies.timeout = 60.0
-        copies.rows["order"] = RESET
-        copies.turn()
-        assert (copies.rows["order"] == IDLE).all()
-        copies.rows["order"] = STEP
-        copies.turn()
-        copies.timeout = 0.5 if how is tiny.hangs else 60.0
-        copies.rows["order"][2] = STEP
-        with pytest.raises(Fault) as told:
-            copies.turn()
-        assert (told.value.copy, told.value.what) == (2, FAULTS[how])
-    finally:
-        workers = [worker.process for worker in copies._workers]
-        copies.close()
-    assert workers
-    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_a_fault_stops_the_run_with_a_sentence_and_what_was_learnt_is_saved(
@@ -251,7 +191,9 @@ def test_a_fault_stops_the_run_with_a_sentence_and_what_was_learnt_is_saved(
 ) -> None:
     out = tmp_path / "run"
     with pytest.raises(WorldFault) as told:
-        train("pe-vdn-b", failing(tiny.raises, 80), out, envs=1)  # 16 to evaluate, 40 to train, …
+        train(
+            "pe-vdn-b", tiny.failing(tiny.raises, 80), out, workers=1
+        )  # 16 to evaluate, 40 to train, …
     sentence = str(told.value)
     assert sentence.startswith(
         "world 'tiny:two-step' raised ValueError: the dice are lost, at step 2 of episode 24 ("
@@ -279,7 +221,7 @@ def test_a_fault_of_a_private_run_spends_nothing(
                 raise ArithmeticError
             return super().step(actions)
 
-    out, world = tmp_path / "run", dataclasses.replace(tiny.COORDINATION, build=Once, copies=1)
+    out, world = tmp_path / "run", dataclasses.replace(tiny.COORDINATION, build=Once, max_workers=1)
     with pytest.raises(WorldFault, match="raised ArithmeticError, at step"):
         train("pe-vdn-c", world, out)
     if lost:
@@ -295,7 +237,7 @@ def test_a_fault_of_a_private_run_spends_nothing(
 
 def test_a_fault_of_several_seeds_or_in_an_evaluation_says_so(tmp_path: Path) -> None:
     with pytest.raises(WorldFault, match=r"at step 1 of episode 5 of an evaluation of seed 1 \("):
-        train("pe-vdn-b", failing(tiny.pays_nan, 25), tmp_path / "run", envs=1, seeds=2)
+        train("pe-vdn-b", tiny.failing(tiny.pays_nan, 25), tmp_path / "run", workers=1, seeds=2)
 
 
 def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
@@ -307,7 +249,7 @@ def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
         made.append(tiny.TwoStep() if made else tiny.Failing(tiny.interrupts, 60))
         return made[-1]
 
-    out, world = tmp_path / "run", dataclasses.replace(tiny.TWO_STEP, build=build, copies=1)
+    out, world = tmp_path / "run", dataclasses.replace(tiny.TWO_STEP, build=build, max_workers=1)
     with pytest.raises(run.Interrupted):
         train("pe-vdn-b", world, out)
     run.resume(out, env=world)
@@ -315,125 +257,24 @@ def test_one_copy_is_played_in_this_process_and_ctrl_c_saves(
     assert metrics_of(out) == metrics_of(trained["pe-vdn-b"].path)
 
 
-def test_a_copy_in_this_process_that_hangs_is_interrupted() -> None:
-    copies = WorkerPool(failing(tiny.hangs, 1, copies=1), 1, 0.2)
-    copies.rows["order"] = RESET
-    copies.turn()
-    copies.rows["order"] = STEP
-    with pytest.raises(Fault, match=r"gave no answer within world_timeout=0\.2 s"):
-        copies.turn()
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    copies.close()
-
-
 def test_more_copies_than_can_be_are_refused() -> None:
-    world = dataclasses.replace(tiny.TWO_STEP, copies=2)
-    with pytest.raises(UsageError, match="envs is 3, but there can be 2 of world 'tiny:two-step'"):
-        simulation_for(world, config.make("pe-vdn-b", world.name, settings={"envs": 3}))
-
-
-def test_a_world_that_cannot_be_sent_is_refused() -> None:
-    world = dataclasses.replace(tiny.TWO_STEP, build=lambda: tiny.TwoStep())
-    with pytest.raises(UsageError, match="world 'tiny:two-step' cannot be sent to other processes"):
-        WorkerPool(world, 2, 1.0)
-
-
-ORPHANS = """
-import sys
-import tiny_worlds as tiny
-from functools import partial
-import dataclasses
-import json
-from pevdn.worlds.workers import *
-world = dataclasses.replace(tiny.TWO_STEP, build=partial(tiny.Failing, tiny.hangs, 1))
-copies = WorkerPool(world, 2, 60.0)
-copies.rows["order"] = RESET
-copies.turn()
-assert "jax" not in sys.modules
-print(*(worker.process.pid for worker in copies._workers), flush=True)
-copies.rows["order"] = [STEP, IDLE]
-copies.turn()
-"""
-
-
-def test_workers_die_with_a_parent_that_was_killed_even_if_their_world_hangs() -> None:
-    parent = python(ORPHANS)
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert pids
-    for pid in pids:
-        assert os.getpgid(pid) != os.getpgid(parent.pid)  # Ctrl-C is for a whole group
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
-    time.sleep(0.2)
-    assert all(map(alive, pids))
-    parent.kill()
-    parent.communicate()
-    until = time.monotonic() + 20
-    while any(map(alive, pids)):
-        assert time.monotonic() < until, "still there"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
-
-
-# ---- what a step must be ------------------------------------------------------------------------
-
-
-def a_step(**changes: Any) -> Step:
-    views, masks = (np.zeros(3), np.ones(3)), (np.ones(2, bool), np.array([True, False]))
-    return Step(views, masks, 0.5, False, False, False)._replace(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({}, None),
-        ({"reward": np.float64(1)}, None),
-        ({"reward": [1.0, 1.0]}, "gave the reward [1.0, 1.0], not one number for the team"),
-        ({"reward": 1e39}, "gave the reward inf"),
-        ({"reward": None}, "gave the reward nan"),
-        ({"done": np.array(True)}, None),
-        ({"done": 2}, "gave done=2, not true or false"),
-        ({"truncated": True}, "gave truncated=True in an episode that is not done"),
-        ({"observations": (np.zeros(3),)}, "gave observations of 1 agents, not of 2"),
-        ({"observations": (np.zeros(3), ["a", "b", "c"])}, "gave agent 1 an observation of no num"),
-        ({"available": (np.ones(2), np.ones(3))}, "gave agent 1 available actions of shape (3,)"),
-        ({"available": (np.zeros(2), np.ones(2))}, "gave agent 0 no available action"),
-        ({"available": (np.zeros(2), np.ones(2)), "done": True}, None),
-        (
-            {"available": (np.zeros(2), np.ones(2)), "done": True, "truncated": True},
-            "gave agent 0 no available action",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_step(changes: dict[str, Any], problem: str | None) -> None:
-    found = problem_of(a_step(**changes), tiny.TWO_STEP.agents)
-    assert found == problem or (problem is not None and str(found).startswith(problem))
-
-
-def test_what_is_no_step_at_all() -> None:
-    nothing: Any = None
-    assert problem_of(nothing, tiny.TWO_STEP.agents) == "gave NoneType, not a Step"
+    world = dataclasses.replace(tiny.TWO_STEP, max_workers=2)
+    with pytest.raises(UsageError, match="workers is 3, but world 'tiny:two-step' allows 2"):
+        Simulation(world, config.make("pe-vdn-b", world.name), RuntimeOptions(workers=3))
 
 
 def test_what_needs_a_compiled_world_says_so(trained: dict[str, Run]) -> None:
     wanted = config.make("pe-vdn-b", tiny.TWO_STEP.name, settings=SMALL)
     for ask in (
-        lambda: violations(simulation_for(tiny.TWO_STEP, wanted)),
+        lambda: violations(Simulation(tiny.TWO_STEP, wanted)),
         lambda: Target(trained["pe-vdn-b"]),
     ):
-        with pytest.raises(UsageError, match="world 'tiny:two-step' is outside of JAX, but "):
+        with pytest.raises(UsageError, match="world 'tiny:two-step' is an external world, but "):
             ask()
 
 
 def test_the_command_line_takes_envs() -> None:
-    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--envs", "0.5")
+    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "0.5")
     assert said.code == 2
-    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--envs", "-1")
+    said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "-1")
     assert said.sentence == "pevdn: envs is -1, but must be at least 0."

@@ -78,15 +78,16 @@ def measure(rounds: int = 7, seconds: float = 2.0, **settings: Any) -> Speeds:
 
     from pevdn._platform import compiler_options
     from pevdn.config import experiment as config
-    from pevdn.simulation.host import simulation_for
+    from pevdn.simulation.program import Simulation
 
     def jit(f: Any, *_: Any, donate: tuple[int, ...] = ()) -> Any:
         return jax.jit(f, donate_argnums=donate, compiler_options=compiler_options())
 
-    sim: Any = simulation_for(WORLD, config.make("pe-vdn-b", WORLD.name, settings=settings))
-    advance = sim.compile(jit)
+    sim: Any = Simulation(WORLD, config.make("pe-vdn-b", WORLD.name, settings=settings))
+    advance, run = sim.compile(jit), sim.player.compile(sim, jit)
     state = jax.jit(sim.start)(jnp.arange(1))
-    copies, processes = sim.n_copies, min(sim.n_copies, os.cpu_count() or 1)
+    copies = sim.player.workers
+    processes = min(copies, os.cpu_count() or 1)
     always, once, limit = jnp.int32(10**9), jnp.int32(1), jnp.full(1, 10**9, jnp.int32)
     found: dict[str, list[float]] = {"bare": [], "playing": [], "training": []}
 
@@ -97,7 +98,7 @@ def measure(rounds: int = 7, seconds: float = 2.0, **settings: Any) -> Speeds:
         found[name].append(made / (time.perf_counter() - began))
 
     def play() -> int:
-        return int(sim._run_outside(state, np.ones(1, bool))[0].length.sum())
+        return int(run(state, jnp.ones(1, bool))[0].length.sum())
 
     def learn() -> int:
         nonlocal state
