@@ -83,7 +83,9 @@ def test_only_its_owner_can_read_a_private_key_even_without_a_umask(
     private = {f"{name}.key" for name in ("alice", "bob", "world", "authority")}
     assert {name for name, mode in files.items() if mode == 0o600} == private
     assert set(files) == private | {n.replace(".key", ".pem") for n in private} | {"team.toml"}
-    assert all(flags & os.O_EXCL and flags & os.O_CREAT for flags, _ in opened.values())
+    written = {name: flags for name, (flags, _) in opened.items() if flags & os.O_ACCMODE}
+    assert set(written) == set(files)
+    assert all(flags & os.O_EXCL and flags & os.O_CREAT for flags in written.values())
     assert all(opened[name][1] == 0o600 for name in private)
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 

@@ -19,7 +19,9 @@ from pevdn.privacy import gaussian
 from pevdn.privacy.mechanism import release_for
 
 RUN = bytes(32)
-CONFIG = configuration.make("pe-vdn-c", "toy:two-step", settings={"buffer_size": 64})
+CONFIG = configuration.make(
+    "pe-vdn-c", "toy:two-step", settings={"buffer_size": 64, "expected_batch_size": 8}
+)
 
 
 def drawn_from(secret: int, run: bytes = RUN) -> FromSecret:

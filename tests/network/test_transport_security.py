@@ -63,9 +63,9 @@ def test_who_has_not_the_pinned_certificate_is_refused(intruder: Identity | None
 def test_a_certificate_that_the_handshake_let_through_is_still_compared() -> None:
     alice = member(team(), "alice")
     pem = STRANGER.certificate
-    assert alice._who({"x509_pem_cert": [pem]}) == ""
-    assert alice._who({}) == ""
-    assert alice._admit("", share().SerializeToString())[1] == (
+    assert alice._authenticate({"x509_pem_cert": [pem]}) == ""
+    assert alice._authenticate({}) == ""
+    assert alice._parse("", share().SerializeToString())[1] == (
         "the certificate is not in the roster"
     )
 

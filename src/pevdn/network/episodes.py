@@ -14,12 +14,13 @@ import numpy as np
 
 from pevdn.agent import keys
 from pevdn.config.experiment import Config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.errors import WorldFault
 from pevdn.worlds.base import ExternalWorld, Step, World
 from pevdn.worlds.external import sanitise
 from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
 
-WORLD_TIMEOUT = 120.0  # seconds that an external world may take for a step or a reset
+WORLD_TIMEOUT: float = RuntimeOptions.world_timeout
 
 
 class CompiledEpisodes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -113,8 +114,7 @@ class Group:
         members.view = b""
         self.mailbox.clear()
         announced: dict[str, bytes] = {}
-        sending: dict[str, asyncio.Task[wire.Receipt]] = {}
-        try:
+        with self._sending() as sending:
             while True:
                 members.changed = False
                 members.check_view()
@@ -140,12 +140,6 @@ class Group:
                 if gone and time.monotonic() > began + LINGER and not members.is_needed(gone):
                     raise self._missing(gone)
                 await self._wait(deadline, sending.values())
-        except Unreachable as problem:
-            raise self._missing([problem.name]) from None
-        finally:
-            self.waiting_for = []
-            for task in sending.values():
-                task.cancel()
 
     async def _greet(self, name: str, deadline: float) -> wire.Receipt:
         """Send a hello until it arrives: a fresh one every few seconds, since it holds the time."""
@@ -166,13 +160,10 @@ class Group:
     async def send_each(self, bodies: dict[str, dict[str, Any]], step: int) -> None:
         """Send each member its message; return when all have theirs."""
         deadline = self._deadline()
-        sending = {
-            name: asyncio.create_task(
-                self.transport.send(name, self._envelope(step, **body), until=deadline)
-            )
-            for name, body in bodies.items()
-        }
-        try:
+        with self._sending() as sending:
+            for name, body in bodies.items():
+                work = self.transport.send(name, self._envelope(step, **body), until=deadline)
+                sending[name] = asyncio.create_task(work)
             while not all(task.done() for task in sending.values()):
                 self.members.check_view()
                 self.members.check_members()
@@ -185,11 +176,18 @@ class Group:
                     raise Stopped(
                         f"{name} refused a message of {self.me} in step {step}: {receipt.reason}."
                     )
+
+    @contextmanager
+    def _sending(self) -> Iterator[dict[str, asyncio.Task[wire.Receipt]]]:
+        """Cancel what is still being sent at the end; name a member that cannot be reached."""
+        tasks: dict[str, asyncio.Task[wire.Receipt]] = {}
+        try:
+            yield tasks
         except Unreachable as problem:
             raise self._missing([problem.name]) from None
         finally:
             self.waiting_for = []
-            for task in sending.values():
+            for task in tasks.values():
                 task.cancel()
 
     async def collect(

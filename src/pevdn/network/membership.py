@@ -36,7 +36,7 @@ class Stopped(PevdnError):
 
 
 class Left(Stopped):
-    """A member has left and has told all members why."""
+    """A member has left and announced the reason to all members."""
 
 
 class Members:

@@ -166,7 +166,8 @@ class PartyState:
         progress, s = self.progress, self.config.settings
         model = progress.models(self.config)[len(progress.scores)]
         if s.anchor and model == evaluation.candidate(s) and score.win_rate > progress.threshold:
-            self.learner = self.learner._replace(anchor=getattr(self.learner, model))
+            # Without an average, `average` follows the parameters.
+            self.learner = self.learner._replace(anchor=self.learner.average)
             progress = replace(progress, anchored=True, threshold=score.win_rate)
         scores = (*progress.scores, tuple(score))
         models = progress.models(self.config)
