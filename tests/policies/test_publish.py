@@ -513,7 +513,10 @@ def test_a_forgotten_run_acts_as_before_and_cannot_be_trained(copy: Run, tmp_pat
     assert pevdn.resume(copy.path).summary == copy.summary, "it is finished, as before"
     (copy.path / "summary.json").unlink()
     said = cli("resume", copy.path)
-    assert said.code == 1 and "has forgotten its stored episodes" in said.sentence
+    assert (
+        said.code == 1
+        and "has no stored episodes, optimiser state and random keys any more" in said.sentence
+    )
 
 
 def test_forgetting_twice_is_forgetting_once(copy: Run) -> None:
