@@ -1,10 +1,10 @@
 """What every test shares: a compilation cache, repeatable examples, and GPU tests only on a GPU."""
 
-import copy
 import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy as shallow_copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def compiled_once() -> Iterator[None]:
             real(self)
             kept[program] = {name: getattr(self, name) for name in parts}
         vars(self).update(kept[program])
-        self.evaluate = copy.copy(self.evaluate)
+        self.evaluate = shallow_copy(self.evaluate)
         self.evaluate.seeds = self.seeds
 
     with pytest.MonkeyPatch.context() as patch:
