@@ -71,7 +71,7 @@ def test_every_module_has_its_layer() -> None:
     assert packages - {"__init__", "__main__"} == set(DEPTH)
 
 
-@pytest.mark.parametrize("package", DEPTH)
+@pytest.mark.parametrize("package", sorted(DEPTH))
 def test_imports_point_down(package: str) -> None:
     found = against_the_arrow(package)
     assert not found, "\n".join(found)
