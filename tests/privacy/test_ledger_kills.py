@@ -34,7 +34,7 @@ import json, os, pickle, sys, traceback, warnings
 import numpy as np
 import jax, optax, orbax.checkpoint, jax_privacy.clipping, dp_accounting.pld
 from jax.experimental import serialize_executable as executables
-from pevdn.training import checkpoint, loop as run
+from pevdn.training import checkpoint, evaluator, loop as run
 from pevdn.privacy import ledger, planner
 from pevdn.simulation import program as simulation
 from pevdn.worlds import toy
@@ -48,16 +48,19 @@ def compiled(self):
     if not os.path.exists(programs):
         compile_now(self)
         win_rate = jax.ShapeDtypeStruct(self.seeds.shape, "float32")
-        self.keep_anchor = self.keep_anchor.lower(self.state, win_rate).compile()
-        names = ("advance", "evaluate", "keep_anchor")
-        parts = {name: executables.serialize(getattr(self, name)) for name in names}
+        own = self.evaluate
+        keep_anchor = own._keep_anchor.lower(self.state, win_rate).compile()
+        made = {"advance": self.advance, "_evaluate": own._evaluate, "_keep_anchor": keep_anchor}
+        parts = {name: executables.serialize(program) for name, program in made.items()}
         with open(programs + ".new", "wb") as file:
             pickle.dump(parts, file)
         os.rename(programs + ".new", programs)
     with open(programs, "rb") as file:
         parts = pickle.load(file)
-    for name, part in parts.items():
-        setattr(self, name, executables.deserialize_and_load(*part))
+    loaded = {name: executables.deserialize_and_load(*part) for name, part in parts.items()}
+    self.advance = loaded.pop("advance")
+    self.evaluate = object.__new__(evaluator.Evaluator)
+    vars(self.evaluate).update(settings=self.config.settings, seeds=self.seeds, **loaded)
     self.compile_seconds = 0.0
     advance = self.advance
 

@@ -468,7 +468,9 @@ def test_no_ledger_is_begun_over_one_whose_files_are_gone(
         (run.path / "metrics.jsonl").unlink()
     (run.path / name).unlink()
     before = content(run.path)
-    with pytest.raises(PevdnError, match=f"{name} cannot be read, and without it nobody knows"):
+    with pytest.raises(
+        PevdnError, match=f"{name} cannot be read, and without it the ε of this run is unknown"
+    ):
         pevdn.resume(run.path)
     assert content(run.path) == before
 

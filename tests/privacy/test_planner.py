@@ -125,11 +125,11 @@ def test_the_batch_for_a_target_is_enough_and_no_more():
 def test_a_target_is_for_the_proven_view_unless_the_other_is_asked_for():
     proven = budget("--target-epsilon", 8)
     assert 0.99 * 8 < proven["epsilon_team"] <= 8 and "conditional" not in proven
-    other = budget("--target-epsilon", 8, "--view", "agent")
+    other = budget("--target-epsilon", 8, "--observer", "agent")
     assert 0.99 * 8 < other["epsilon_agent"] <= 8 < other["epsilon_team"]
-    assert "agent view, which is conditional" in other["conditional"]
-    text = " ".join(cli("budget", "--target-epsilon", 8, "--view", "agent").out.split())
-    assert "The target is for the agent view, which is conditional" in text
+    assert "agent observer, whose ε is conditional" in other["conditional"]
+    text = " ".join(cli("budget", "--target-epsilon", 8, "--observer", "agent").out.split())
+    assert "The target is for the agent observer, whose ε is conditional" in text
 
 
 def test_a_recipe_divided_evenly_costs_the_same():
@@ -178,12 +178,12 @@ def test_the_table_names_all_three_observers():
         (["--episodes", "9", "--delta", "0.1"], "--delta is 0.1 and --episodes 9, but δ follows"),
         (["--relation", "swap"], "unknown neighbouring relation 'swap'"),
         (["--target-epsilon", "0"], "target_epsilon is 0, but must be a number above 0"),
-        (["--target-epsilon", "1", "--view", "teammate"], "No ε holds for a teammate"),
+        (["--target-epsilon", "1", "--observer", "teammate"], "No ε holds for a teammate"),
         (["--target-epsilon", "0.1", "--noise-multiplier", "0.5"], "even a batch of 1"),
         (["--target-epsilon", "1", "--noise-multiplier", "0"], "even a batch of 1"),
         (
             ["--target-epsilon", "1", "--noise-multiplier", "1", "--batch-size", "3"],
-            "leave nothing to be found",
+            "leave nothing to find",
         ),
     ],
 )
@@ -195,14 +195,14 @@ def test_bad_input_gets_a_sentence(arguments, sentence):
 def test_a_search_is_part_of_the_plan():
     arguments = ("--buffer-size", 64, "--batch-size", 4, "--runs", 1, "--runs", 5)
     found = budget(*arguments)
-    assert [(row["view"], row["runs"]) for row in found["search"]] == [
+    assert [(row["observer"], row["runs"]) for row in found["search"]] == [
         (observer, runs) for observer in ("team", "agent") for runs in (1, 5)
     ]
     for row in found["search"]:
-        assert row["fresh"] == found[f"epsilon_{row['view']}"] <= row["logarithmic"]
+        assert row["fresh"] == found[f"epsilon_{row['observer']}"] <= row["logarithmic"]
         assert row["fresh"] <= row["all"] and (row["runs"] > 1 or row["all"] == row["fresh"])
     text = " ".join(cli("budget", *arguments).out.split())
-    assert "view runs fresh all logarithmic geometric poisson" in text
+    assert "observer runs fresh all logarithmic geometric poisson" in text
     assert "search" not in budget()
 
 
@@ -225,7 +225,7 @@ def test_a_target_out_of_reach_is_named():
 def test_a_plan_is_quick(tmp_path: Path):
     """Under two seconds on an idle machine; here with room for a busy one, in a process."""
     began = time.monotonic()
-    known = ("--target-epsilon", 2.9, "--view", "agent", "--delta", 4.88e-4)
+    known = ("--target-epsilon", 2.9, "--observer", "agent", "--delta", 4.88e-4)
     said = finish(start("budget", *known, "--json"))
     assert said.code == 0
     assert json.loads(said.out)["noise_multiplier"] == pytest.approx(1.344, abs=0.0011)

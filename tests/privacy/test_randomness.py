@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledgers import without_epsilon
 from scipy.stats import chisquare
-from support import PRIVATE, cli, metrics_of
+from support import OPTIONS, PRIVATE, cli, metrics_of
 
 import pevdn
 from pevdn.errors import PevdnError
@@ -100,8 +100,13 @@ def test_keys_work_in_mapped_and_compiled_programs():
 # ---- runs ---------------------------------------------------------------------------------
 
 
+CHECKPOINTS = {"checkpoint_every": OPTIONS.checkpoint_every}
+
+
 def train(out: Path, env: Any = "toy:coordination", steps: int = 200, **changes: Any) -> Run:
-    return pevdn.train("pe-vdn-c", env, steps=steps, out=out, **{**PRIVATE, **changes})
+    return pevdn.train(
+        "pe-vdn-c", env, steps=steps, out=out, **{**CHECKPOINTS, **PRIVATE, **changes}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -74,9 +74,9 @@ def on_four_devices(folder: Path) -> dict[str, Any]:
         devices = self.lanes.devices
         if devices not in programs:
             compile_now(self)
-            names = ("advance", "evaluate", "keep_anchor", "compile_seconds")
+            names = ("advance", "evaluate", "compile_seconds")
             programs[devices] = {name: getattr(self, name) for name in names}
-            text = self.advance.as_text() + self.evaluate.as_text()
+            text = self.advance.as_text() + self.evaluate._evaluate.as_text()
             seen["talk"][devices] = re.findall(COMMUNICATION, text)
         vars(self).update(programs[devices])
         advance = self.advance
@@ -101,14 +101,14 @@ def on_four_devices(folder: Path) -> dict[str, Any]:
     begin("one")
     begin("four", devices="all")
     with contextlib.suppress(Interrupted):
-        begin("stopped", devices=4, observer=Stopped(60))
+        begin("stopped", devices=4, reporter=Stopped(60))
     with contextlib.suppress(Interrupted):
         pevdn.resume(folder / "stopped", Stopped(130), devices=1)
     pevdn.resume(folder / "stopped", devices=4)
 
     path = folder / "killed"
     with contextlib.suppress(Kill):
-        begin("killed", devices=4, observer=Kill(), checkpoint_every=10**6)
+        begin("killed", devices=4, reporter=Kill(), checkpoint_every=10**6)
     lines = (path / FILE).read_bytes()
     seen["other devices"] = cli("resume", path, "--devices", 1)
     seen["spent by trying"] = (path / FILE).read_bytes() != lines

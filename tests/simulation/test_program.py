@@ -198,12 +198,12 @@ def test_an_episode_moves_an_agents_summed_gradient_by_at_most_the_clip_norm():
     agents = team_of(3)
     sim = simulation("pe-vdn-c", agents, clip_norm=0.05)
     state = random_state(sim, 4)
-    run = compiled(sim, "sum_minibatch")
-    with_it, _ = run(state, jnp.arange(6)[None], state.key)
+    run, keys = compiled(sim, "sum_minibatch"), split_keys(state.key, 4)
+    with_it, _ = run(state, jnp.arange(6)[None], keys)
     moved = []
     for gone in range(6):
         chosen = jnp.arange(6).at[gone].set(16)  # 16 is the scratch slot
-        without, _ = run(state, chosen[None], state.key)
+        without, _ = run(state, chosen[None], keys)
         for a, b in zip(flat(with_it), flat(without), strict=True):  # (S, N, P) whole units
             squares = (np.asarray(a, np.int64) - np.asarray(b)) ** 2
             moved += np.ravel(squares.sum(-1)).tolist()
@@ -294,7 +294,7 @@ def test_the_divisor_is_the_expected_batch_size_whatever_was_sampled():
     keys = split_keys(state.key, 4)
     found, _ = compiled(sim, "gradients")(state, keys)
     chosen = jnp.where(jnp.arange(16) < 8, jnp.arange(16), 16)
-    total = sums(sim, state, chosen[None], keys[:, 2])
+    total = sums(sim, state, chosen[None], keys)
     assert relative_error(found, jax.tree.map(lambda x: x / 16, total)) < 1e-4
 
 

@@ -13,13 +13,13 @@ from pevdn.training.progress import Bar, Moment, Plain
 def test_progress_is_shown_on_standard_error_alone(
     kind: type, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    observer = kind()
-    observer.note("compiling")
-    observer.start("pe-vdn-c on toy", 100, 0)
+    reporter = kind()
+    reporter.note("compiling")
+    reporter.start("pe-vdn-c on toy", 100, 0)
     seen = {"win_rate": 0.25, "win_rate_anchor": 0.5, "epsilon_agent": 1.0, "epsilon_team": 2.0}
-    observer.moment(Moment(0, 0.0))
-    observer.moment(Moment(50, 1234.0, seen))
-    observer.stop()
+    reporter.moment(Moment(0, 0.0))
+    reporter.moment(Moment(50, 1234.0, seen))
+    reporter.stop()
     shown = capsys.readouterr()
     assert shown.out == "" and "pe-vdn-c on toy" in shown.err
     assert "win rate 0.25 (anchor 0.50) · ε team 2.00" in shown.err
@@ -38,9 +38,9 @@ def test_the_bar_of_a_long_run_fits_a_terminal(
 
 
 def test_plain_progress_is_one_line_for_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    observer, seen = Plain(), {"win_rate": 0.25}
-    observer.start("a run", 100, 0)
+    reporter, seen = Plain(), {"win_rate": 0.25}
+    reporter.start("a run", 100, 0)
     for steps in (10, 20, 30):
-        observer.moment(Moment(steps, 1.0, seen))
-    observer.moment(Moment(40, 1.0, {"win_rate": 0.5}))
+        reporter.moment(Moment(steps, 1.0, seen))
+    reporter.moment(Moment(40, 1.0, {"win_rate": 0.5}))
     assert len(capsys.readouterr().err.splitlines()) == 3

@@ -211,7 +211,7 @@ def test_a_stop_just_before_the_last_evaluation_loses_no_anchor(
     path, steps = tmp_path / "run", finished["pe-vdn-c"].config.steps
     at_the_end = Impatient(lambda moment: moment.steps == steps)
     with pytest.raises(run.Interrupted):
-        train("pe-vdn-c", path, observer=at_the_end)
+        train("pe-vdn-c", path, reporter=at_the_end)
     assert lines_in(path) < len(finished["pe-vdn-c"].metrics)
     assert_same_ending(pevdn.resume(path), finished["pe-vdn-c"])
 
@@ -222,7 +222,7 @@ def test_evaluations_closer_together_than_episodes_lose_no_anchor(tmp_path: Path
     assert len(whole.metrics) == 15
     assert saved(whole)[1].evaluations == 15
     with pytest.raises(run.Interrupted):
-        train("pe-vdn-c", tmp_path / "run", steps=14, observer=Impatient(lambda m: True), **dense)
+        train("pe-vdn-c", tmp_path / "run", steps=14, reporter=Impatient(lambda m: True), **dense)
     assert_same_ending(pevdn.resume(tmp_path / "run"), whole)
 
 
@@ -230,7 +230,7 @@ def test_a_second_ctrl_c_does_not_wait(finished: dict[str, Run], tmp_path: Path)
     before = signal.getsignal(signal.SIGINT)
     twice = Impatient(lambda moment: moment.steps > 50, presses=2)
     with pytest.raises(KeyboardInterrupt):
-        train("pe-vdn-b", tmp_path / "run", observer=twice)
+        train("pe-vdn-b", tmp_path / "run", reporter=twice)
     assert signal.getsignal(signal.SIGINT) == before
     assert_same_ending(pevdn.resume(tmp_path / "run"), finished["pe-vdn-b"])
 

@@ -312,7 +312,7 @@ def test_what_everyone_knows_depends_on_nobody_not_even_its_holder():
 
 
 def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
-    world = watch(make("iql")).world
+    world = watch(make("iql")).player.world
 
     def play(key, first, second):
         state, _ = world.reset(key)

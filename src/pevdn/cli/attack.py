@@ -42,7 +42,7 @@ def main(
     """Attack a trained team: infer private features and the membership of episodes."""
     from pevdn.storage.files import disk_errors
     from pevdn.training.directory import Run
-    from pevdn.training.progress import observer
+    from pevdn.training.progress import reporter
 
     path = out or run / "attack.png"
     Run(run).config  # noqa: B018  (check that it is a run before loading JAX)
@@ -50,7 +50,7 @@ def main(
     from pevdn.verification.attacks import FULL, QUICK, attack
     from pevdn.verification.attacks.picture import draw
 
-    show = observer()
+    show = reporter()
     options = {"episodes": episodes, "shadows": shadows, "updates": updates}
     chosen = {name: value for name, value in options.items() if value is not None}
     effort = (QUICK if quick else FULL)._replace(**chosen)

@@ -64,7 +64,7 @@ def main(
     """Attack the private program with canaries; exit with 1 if it leaks more than claimed."""
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
-    from pevdn.training.progress import observer
+    from pevdn.training.progress import reporter
     from pevdn.verification.audit import audit, refuted, world_for
 
     short = {"buffer_size": buffer_size, "expected_batch_size": batch_size}
@@ -79,7 +79,7 @@ def main(
         delta,
         seed,
         plant,
-        observer(),
+        reporter(),
         {**recipe, **parse_assignments(assignments or [])},
         {**scaled, **parse_assignments(scale or [])},
     )
@@ -97,7 +97,9 @@ def _show(document: dict[str, Any]) -> None:
         ["observer", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
         [
             [
-                row["view"] if row["view"] == "team" else f"{row['view']} (conditional)",
+                row["observer"]
+                if row["observer"] == "team"
+                else f"{row['observer']} (conditional)",
                 f"{row['noise_multiplier']:g}",
                 f"{row['epsilon_claimed']:.2f}",
                 f"{row['epsilon_lower_bound']:.2f}",

@@ -182,7 +182,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _show_search(rows: list[dict[str, Any]]) -> None:
-    cases = [name for name in rows[0] if name not in ("view", "runs")]
+    cases = [name for name in rows[0] if name not in ("observer", "runs")]
     typer.echo(
         "Choosing among runs by their results: ε if every run plays its own episodes (fresh), or "
         "if all\nruns learn from the same episodes and either all results are seen, or only the "
@@ -191,5 +191,5 @@ def _show_search(rows: list[dict[str, Any]]) -> None:
     )
     print_table(
         ["observer", "runs", *cases],
-        [[row["view"], row["runs"], *(_figure(row[case]) for case in cases)] for row in rows],
+        [[row["observer"], row["runs"], *(_figure(row[case]) for case in cases)] for row in rows],
     )

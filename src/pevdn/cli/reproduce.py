@@ -38,7 +38,7 @@ def main(
 ) -> None:
     """Reproduce Figure 1 of the paper, with a table and the differences; rerun it to continue."""
     from pevdn.reproduction import reproduce
-    from pevdn.training.progress import observer
+    from pevdn.training.progress import reporter
 
     document = reproduce(
         seeds=seeds,
@@ -48,7 +48,7 @@ def main(
         study=study,
         jobs=jobs,
         devices=devices,
-        observer=observer(),
+        reporter=reporter(),
     )
     if as_json:
         print_json(document)

@@ -29,14 +29,14 @@ def main(
     Runtime options default to those that the run was started with.
     """
     from pevdn.training.directory import Run
-    from pevdn.training.progress import observer
+    from pevdn.training.progress import reporter
 
     Run(run).config  # noqa: B018  (check that it is a run before loading JAX)
     from pevdn.training.loop import resume
 
     finished = resume(
         run,
-        observer(),
+        reporter(),
         new_noise=new_noise,
         workers=workers,
         world_timeout=world_timeout,

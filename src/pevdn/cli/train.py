@@ -47,7 +47,7 @@ def main(
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
     from pevdn.privacy import planner
-    from pevdn.training.progress import observer
+    from pevdn.training.progress import reporter
 
     settings: dict[str, Any] = {**parse_assignments(assignments or [])}
     if epsilon_budget is not None:
@@ -65,7 +65,7 @@ def main(
     planner.check_preset(preset, settings, config)
     from pevdn.training.loop import begin  # loads JAX, so after the checks
 
-    show(begin(config, out, observer(), options), as_json)
+    show(begin(config, out, reporter(), options), as_json)
 
 
 def show(run: Any, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def report(plan: Plan, runs: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {
             "runs": k,
-            "view": observer,
+            "observer": observer,
             "fresh": plan.epsilon(observer),
             "all": all_examined([plan] * k, observer, plan.delta),
             **{number: best_examined(plan, k, observer, number) for number in NUMBERS},

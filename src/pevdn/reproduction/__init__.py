@@ -14,7 +14,7 @@ from pevdn.config.settings import number
 from pevdn.errors import UsageError, unknown
 from pevdn.storage.files import disk_errors, write_atomically
 from pevdn.storage.strict_json import to_json
-from pevdn.training.progress import Observer, Silent
+from pevdn.training.progress import Reporter, Silent
 
 if TYPE_CHECKING:
     from pevdn.reproduction.experiment import Experiment
@@ -29,7 +29,7 @@ def reproduce(
     study: str | None = None,
     jobs: int = 1,
     devices: int | str = 1,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     env: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def reproduce(
     from pevdn.reproduction import campaign, measure, text
     from pevdn.reproduction.experiment import Request
 
-    experiment, observer = _experiment(study), observer or Silent()
+    experiment, reporter = _experiment(study), reporter or Silent()
     jobs = number("jobs", jobs, int, 1, 1000)
     full = (experiment.SEEDS, experiment.STEPS)
     default = (experiment.QUICK_SEEDS, experiment.QUICK_STEPS) if quick else full
@@ -60,8 +60,8 @@ def reproduce(
     arms = experiment.arms(request)
     left_out = text.left_out(request, *full) + experiment.left_out(request) if quick else []
     if left_out:
-        observer.note(f"quick: {'; '.join(left_out)}.")
-    campaign.train_all(arms, observer, devices, jobs, may_refuse=study == "precision")
+        reporter.note(f"quick: {'; '.join(left_out)}.")
+    campaign.train_all(arms, reporter, devices, jobs, may_refuse=study == "precision")
     done = [arm for arm in arms if not arm.refused]
     rows = measure.table(done, experiment.original, experiment.baselines)
     summaries = [arm.run.summary for arm in done]

@@ -26,7 +26,7 @@ from pevdn.training import directory
 from pevdn.training import loop as runs
 from pevdn.training.directory import Run
 from pevdn.training.loop import MessageRefused
-from pevdn.training.progress import Moment, Observer
+from pevdn.training.progress import Moment, Reporter
 
 REFUSED = "refused.txt"
 
@@ -76,13 +76,13 @@ class Arm:
                 "the same options as before, or choose another --out."
             )
 
-    def train(self, observer: Observer, devices: int | str) -> None:
+    def train(self, reporter: Reporter, devices: int | str) -> None:
         """Start or resume training."""
         if self.begun:
-            runs.resume(self.path, observer, devices=devices)
+            runs.resume(self.path, reporter, devices=devices)
         else:
             options = self.options.replace({"devices": devices})
-            runs.begin(self.config, self.path, observer, options)
+            runs.begin(self.config, self.path, reporter, options)
 
     def command(self, devices: int | str) -> list[str]:
         """Return the command that does the same in a separate process."""
@@ -123,7 +123,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def train_all(
     arms: Sequence[Arm],
-    observer: Observer,
+    reporter: Reporter,
     devices: int | str = 1,
     jobs: int = 1,
     may_refuse: bool = False,
@@ -136,10 +136,10 @@ def train_all(
         arm.check()
     todo = [arm for arm in arms if not arm.over]
     if len(todo) < len(arms):
-        observer.note(f"{len(arms) - len(todo)} of {len(arms)} arms are already finished.")
+        reporter.note(f"{len(arms) - len(todo)} of {len(arms)} arms are already finished.")
     if jobs > 1 and len(todo) > 1:
-        _side_by_side(arms, todo, observer, devices, jobs)
-    overall = _Overall(arms, observer)
+        _side_by_side(arms, todo, reporter, devices, jobs)
+    overall = _Overall(arms, reporter)
     for arm in todo:
         if arm.over:
             continue
@@ -152,7 +152,7 @@ def train_all(
             if not may_refuse:
                 raise
             write_atomically(arm.path / REFUSED, str(reason))
-            observer.note(f"{arm.name}: {reason}")
+            reporter.note(f"{arm.name}: {reason}")
 
 
 def _stopped(where: str) -> Interrupted:
@@ -183,7 +183,7 @@ class _Clock:
 class _Overall:
     """Reports the progress of one arm together with that of all arms."""
 
-    def __init__(self, arms: Sequence[Arm], inner: Observer) -> None:
+    def __init__(self, arms: Sequence[Arm], inner: Reporter) -> None:
         self.arms, self.inner = arms, inner
         self.clock = _Clock(arms)
         self.arm = arms[0]
@@ -216,7 +216,7 @@ class _Overall:
 
 
 def _side_by_side(
-    arms: Sequence[Arm], todo: Sequence[Arm], observer: Observer, devices: int | str, jobs: int
+    arms: Sequence[Arm], todo: Sequence[Arm], reporter: Reporter, devices: int | str, jobs: int
 ) -> None:
     """Train each arm in a separate process, whose output goes to ARM.log beside its directory.
 
@@ -224,7 +224,7 @@ def _side_by_side(
     """
     waiting, working = list(todo), dict[Arm, subprocess.Popen[bytes]]()
     clock, shown = _Clock(arms), -1
-    observer.start(f"{len(todo)} arms, {jobs} at a time", clock.total, clock.first)
+    reporter.start(f"{len(todo)} arms, {jobs} at a time", clock.total, clock.first)
     with stop_requests() as stop:
         try:
             while (waiting or working) and not stop:
@@ -237,10 +237,10 @@ def _side_by_side(
                 rate = (steps - clock.first) / (time.monotonic() - clock.began)
                 news: dict[str, float] | None = {} if steps != shown else None
                 overall = " · ".join(filter(None, [clock.left(steps), *map(_standing, working)]))
-                observer.moment(Moment(steps, rate, news, overall))
+                reporter.moment(Moment(steps, rate, news, overall))
                 shown = steps
         finally:
-            observer.stop()
+            reporter.stop()
             for process in working.values():
                 process.terminate()  # requests a checkpoint and exit
             for process in working.values():

@@ -36,7 +36,7 @@ from pevdn.training.accountant import Accountant
 from pevdn.training.checkpoint import Checkpoints, Progress
 from pevdn.training.directory import Run
 from pevdn.training.evaluator import Evaluator
-from pevdn.training.progress import Moment, Observer, Silent
+from pevdn.training.progress import Moment, Reporter, Silent
 from pevdn.worlds.base import ExternalWorld, World
 
 CALL_SECONDS = 0.5  # how long a call of the compiled program should take
@@ -55,7 +55,7 @@ def train(
     seed: int = 0,
     preset: str | None = None,
     out: str | Path | None = None,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     buffer: str | None = None,
     workers: int | None = None,
     world_timeout: float | None = None,
@@ -84,13 +84,13 @@ def train(
             "devices": devices,
         }
     )
-    return begin(config, out, observer, options, world)
+    return begin(config, out, reporter, options, world)
 
 
 def begin(
     config: Config,
     out: str | Path | None = None,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     options: RuntimeOptions = RuntimeOptions(),
     world: World | ExternalWorld | None = None,
 ) -> Run:
@@ -103,17 +103,17 @@ def begin(
     config = _decide_randomness(config, is_object or isinstance(world, ExternalWorld))
     path = Path(out) if out is not None else directory.fresh_directory(config)
     directory.refuse_taken(path)
-    run, observer = Run(path), observer or Silent()
-    training = _Training(run, config, options, world, observer)
+    run, reporter = Run(path), reporter or Silent()
+    training = _Training(run, config, options, world, reporter)
     if (cap := config.settings.reward_cap) and not config.env.startswith("smax"):
-        observer.note(
+        reporter.note(
             f"rewards are capped at {cap:g} per step (reward_cap, tuned on SMAX); set reward_cap=0 "
             "if larger rewards are common here."
         )
     if config.private:
         plan = planner.Plan.of(config, len(world.agents))
         if (note := planner.large_delta(plan)) is not None:
-            observer.note(note)
+            reporter.note(note)
     with disk_errors(path):
         make_private(path)
         with lock(path):
@@ -127,7 +127,7 @@ def begin(
 
 def resume(
     path: str | Path,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     *,
     env: Any = None,
     new_noise: bool = False,
@@ -164,7 +164,7 @@ def resume(
             Ledger.read(run.path, fingerprint(config))
         return run
     world = environment.again(run, env)
-    training = _Training(run, config, options, world, observer or Silent())
+    training = _Training(run, config, options, world, reporter or Silent())
     with disk_errors(run.path), lock(run.path):
         leave(run.path, readme.of_run(config))
         training.go(new_noise)
@@ -189,13 +189,13 @@ class _Training:
         config: Config,
         options: RuntimeOptions,
         world: World | ExternalWorld,
-        observer: Observer,
+        reporter: Reporter,
     ) -> None:
         refuse_miscompiling_jaxlib()
         cache_compilations()
-        self.run, self.config, self.options, self.observer = run, config, options, observer
+        self.run, self.config, self.options, self.reporter = run, config, options, reporter
         self.simulation = Simulation(world, config, options)
-        self.lanes = Lanes(options.devices, config.seeds, observer.note)
+        self.lanes = Lanes(options.devices, config.seeds, reporter.note)
         if self.lanes.devices > 1 and not self.simulation.compiled_whole:
             where, instead = "in an external world", ""
             if options.buffer == "host":
@@ -252,7 +252,7 @@ class _Training:
         self.state = self.lanes.place(self.state)
         if self.accountant is not None:
             position = self.progress.ledger_line, self.progress.ledger_check
-            self.accountant.go_on(*position, new_noise, self.observer.note)
+            self.accountant.go_on(*position, new_noise, self.reporter.note)
         metrics.cut(self.run.path, self.progress.metrics_lines)
 
     def _secret(self) -> bytes | None:
@@ -269,7 +269,7 @@ class _Training:
 
     def _compile(self) -> None:
         began = time.monotonic()
-        self.observer.note("compiling (cached for the next run) …")
+        self.reporter.note("compiling (cached for the next run) …")
         self.evaluate = Evaluator(self.simulation, self.seeds, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
             evaluation = pool.submit(self.evaluate.compile)
@@ -286,7 +286,7 @@ class _Training:
             title += f" × {self.config.seeds} seeds"
         if self.lanes.devices > 1:
             title += f" on {self.lanes.devices} devices"
-        self.observer.start(title, steps, min(self._lowest(), steps))
+        self.reporter.start(title, steps, min(self._lowest(), steps))
         try:
             while self.progress.evaluations < evaluations and not self.progress.budget_spent:
                 self._train_until(schedule.steps_before(self.progress.evaluations, self.config))
@@ -297,7 +297,7 @@ class _Training:
                 if due or self.progress.evaluations == evaluations or self.progress.budget_spent:
                     self._save()
         finally:
-            self.observer.stop()
+            self.reporter.stop()
 
     def _train_until(self, until: int) -> None:
         """Make short calls of the compiled program, to show progress and to react to signals."""
@@ -412,7 +412,7 @@ class _Training:
 
     def _show(self) -> None:
         done, seconds = self.progress.training_steps, self.progress.training_seconds
-        self.observer.moment(
+        self.reporter.moment(
             Moment(
                 min(self._total() // self.config.seeds, self.config.steps),
                 done / seconds if seconds else 0.0,

@@ -17,7 +17,7 @@ class Moment:
     overall: str = ""  # progress of the experiment that the run belongs to
 
 
-class Observer(Protocol):
+class Reporter(Protocol):
     """Receives the progress of a training."""
 
     def note(self, text: str) -> None: ...
@@ -126,6 +126,6 @@ class Bar:
             self._live.stop()
 
 
-def observer() -> Observer:
+def reporter() -> Reporter:
     """Return a progress bar on a terminal, else plain lines."""
     return Bar() if sys.stderr.isatty() else Plain()

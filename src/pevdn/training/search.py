@@ -31,7 +31,7 @@ from pevdn.storage.strict_json import to_json
 from pevdn.training import metrics
 from pevdn.training import world as environment
 from pevdn.training.evaluator import Evaluator
-from pevdn.training.progress import Moment, Observer, Silent
+from pevdn.training.progress import Moment, Reporter, Silent
 from pevdn.training.summary import confidence, final_mean, released
 from pevdn.worlds.external import require_jax
 
@@ -49,7 +49,7 @@ def search(
     seed: int = 0,
     preset: str | None = None,
     out: str | Path | None = None,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     **settings: Any,
 ) -> list[metrics.Line]:
     """Train every variant with the same seeds, and return the lines of all evaluations.
@@ -71,7 +71,7 @@ def search(
     if out is not None:
         make_private(Path(out))
     lines: list[metrics.Line] = []
-    display = observer or Silent()
+    display = reporter or Silent()
     with stop_requests() as stop:
         for found in _evaluations(simulation, base, seeds, display, stop):
             new = [facts[lane // seeds] | line for lane, line in enumerate(found)]
@@ -152,7 +152,7 @@ def _facts(number: int, variant: Mapping[str, Any], config: Config, agents: int)
 
 
 def _evaluations(
-    simulation: Simulation, base: Config, seeds: int, display: Observer, stop: StopRequest
+    simulation: Simulation, base: Config, seeds: int, display: Reporter, stop: StopRequest
 ) -> Iterator[list[metrics.Line]]:
     """Train all lanes, and yield the lines of every evaluation."""
     placement = Lanes(1, base.seeds, display.note)

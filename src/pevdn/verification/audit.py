@@ -47,7 +47,7 @@ from pevdn.privacy import planner
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
 from pevdn.simulation.program import Simulation, State, each_agent
 from pevdn.simulation.team import TeamLayout
-from pevdn.training.progress import Observer, Silent
+from pevdn.training.progress import Reporter, Silent
 from pevdn.worlds.base import World
 
 CONFIDENCE = 0.95
@@ -103,7 +103,7 @@ class Scores(NamedTuple):
 class Row(NamedTuple):
     """A claim and the result of its audit."""
 
-    view: str  # the observer; the key of `pevdn audit --json`
+    observer: str
     noise_multiplier: float
     epsilon_claimed: float
     epsilon_lower_bound: float
@@ -118,7 +118,7 @@ def audit(
     delta: float | None = None,
     seed: int = 0,
     plant: str | None = None,
-    observer: Observer | None = None,
+    reporter: Reporter | None = None,
     settings: Mapping[str, Any] | None = None,
     scaled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def audit(
     if plant is not None and plant not in PLANTED:
         raise unknown("planted bug", plant, PLANTED)
     bug = PLANTED[plant] if plant else Bug("nothing")
-    show = observer or Silent()
+    show = reporter or Silent()
     cache_compilations()
     n_agents = len(world.agents)
 
@@ -237,7 +237,7 @@ def refuted(document: Mapping[str, Any]) -> PevdnError | None:
     worst = max(failed, key=lambda row: row["epsilon_lower_bound"] - row["epsilon_claimed"])
     others = f" ({len(failed)} claims are false in all)" if len(failed) > 1 else ""
     return PevdnError(
-        f"the claim of ε = {worst['epsilon_claimed']:.2f} for the {worst['view']} observer is "
+        f"the claim of ε = {worst['epsilon_claimed']:.2f} for the {worst['observer']} observer is "
         f"false: ε is at least {worst['epsilon_lower_bound']:.2f}{others}."
     )
 

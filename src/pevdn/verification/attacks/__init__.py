@@ -19,7 +19,7 @@ import numpy as np
 from pevdn._platform import cache_compilations
 from pevdn.config.settings import number
 from pevdn.training.directory import Run
-from pevdn.training.progress import Observer, Silent
+from pevdn.training.progress import Reporter, Silent
 from pevdn.verification.attacks import membership, teammate
 from pevdn.verification.attacks.target import Target
 
@@ -37,14 +37,14 @@ QUICK = Effort(256, 6, 60)
 
 
 def attack(
-    run: Run | str | Path, effort: Effort = FULL, seed: int = 0, observer: Observer | None = None
+    run: Run | str | Path, effort: Effort = FULL, seed: int = 0, reporter: Reporter | None = None
 ) -> dict[str, Any]:
     """Run every attack on the team of a run's first seed and return one document."""
     number("episodes", effort.episodes, int, 2 * membership.CANDIDATES, 1_000_000)
     number("shadows", effort.shadows, int, 4, 10_000)
     number("updates", effort.updates, int, 1, 1_000_000)
     number("seed", seed, int, 0, 2_000_000_000)
-    began, show = time.monotonic(), observer or Silent()
+    began, show = time.monotonic(), reporter or Silent()
     cache_compilations()
     run = run if isinstance(run, Run) else Run(Path(run))
     target = Target(run)
