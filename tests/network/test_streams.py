@@ -177,7 +177,7 @@ def test_a_secret_of_the_wrong_length_is_refused_and_left_as_it_is(tmp_path, len
     path = tmp_path / "secret"
     path.write_bytes(bytes(length))
     path.chmod(0o600)
-    with pytest.raises(UsageError, match=f"has {said} bytes and not 32"):
+    with pytest.raises(UsageError, match=f"has {said} bytes instead of 32"):
         Secret.load_or_create(path)
     assert path.read_bytes() == bytes(length)
 
