@@ -176,7 +176,9 @@ def test_presets_are_listed_with_what_they_cost_and_shown_in_full() -> None:
     assert "preset ε team δ (conditional) steps" in table  # under "ε agent"
     assert "ε team is proven, ε agent is not" in table
     shown = {
-        r["name"]: r["default"] for r in json.loads(cli("config", "--preset=paper-c", "--json").out)
+        r["name"]: r["default"]
+        for r in json.loads(cli("config", "--preset=paper-c", "--json").out)
+        if r["kind"] == "setting"
     }
     chosen = presets.configure(None, preset="paper-c").settings
     assert shown == {name: getattr(chosen, name) for name in shown}

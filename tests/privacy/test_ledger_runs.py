@@ -27,6 +27,7 @@ from pevdn.privacy import accounting
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.storage import chain
+from pevdn.training import accountant
 from pevdn.training import loop as runs
 from pevdn.training.loop import Run
 
@@ -245,10 +246,10 @@ def test_the_ledger_of_another_run_is_refused(unfinished: Run, whole: Run, tmp_p
 def test_a_copy_says_that_it_spends_the_same_data_again(unfinished: Run) -> None:
     """The fixture is a copy."""
     said = cli("resume", unfinished.path)
-    assert said.code == 0 and "one more spend of the same episodes" in said.err
+    assert said.code == 0 and "spends privacy of the same episodes once more" in said.err
     (unfinished.path / "summary.json").unlink()
     said = cli("resume", unfinished.path)
-    assert said.code == 0 and "one more spend" not in said.err
+    assert said.code == 0 and "once more" not in said.err
 
 
 def test_what_an_older_checkpoint_lost_is_repeated_and_costs_nothing(
@@ -280,7 +281,7 @@ def test_a_machine_that_does_not_repeat_itself_is_stopped(
     unfinished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(unfinished.path / "checkpoints" / str(checkpoints_in(unfinished.path)[-1]))
-    monkeypatch.setattr(runs, "digest", lambda state: "something else")
+    monkeypatch.setattr(accountant, "state_digest", lambda state: "something else")
     said = cli("resume", unfinished.path)
     assert said.code == 1 and "--new-noise" in said.sentence
     assert not unfinished.finished

@@ -19,8 +19,8 @@ from support import slow, small
 
 import pevdn
 from pevdn import worlds
+from pevdn.agent import minibatch
 from pevdn.errors import UsageError
-from pevdn.simulation import program as simulation
 from pevdn.worlds.base import Step
 from pevdn.worlds.jaxmarl_worlds import JaxmarlWorld, State
 from pevdn.worlds.maps import JAXMARL_GAMES
@@ -391,7 +391,7 @@ def test_a_world_comes_alone_and_in_silence_and_every_one_of_jaxmarls_is_known()
 def test_a_team_trains_on_simple_spread(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "_wide", lambda: True)  # one length of episodes to compile for
+    monkeypatch.setattr(minibatch, "_wide", lambda: True)  # one length of episodes to compile for
     settings = {**small(algorithm), "eval_every": 200}
     run = pevdn.train(algorithm, env=SPREAD, steps=400, out=tmp_path / "run", **settings)
     last = run.metrics[-1]

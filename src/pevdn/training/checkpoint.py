@@ -139,21 +139,21 @@ class Checkpoints:
         is written before the others are deleted. After a kill the newest one is complete, and
         another call completes the deletion.
         """
-        found = self._read("learners", "counters", "progress")
-        if not found["progress"].get("forgotten"):
+        saved = self._read("learners", "counters", "progress")
+        if not saved["progress"].get("forgotten"):
             learners = {
                 name: np.zeros_like(x) if name.split(".")[1] == "optimiser" else np.asarray(x)
-                for name, x in found["learners"].items()
+                for name, x in saved["learners"].items()
             }
             counters = {
                 name: np.asarray(x) if name in KEPT else np.zeros_like(x)
-                for name, x in found["counters"].items()
+                for name, x in saved["counters"].items()
             }
             self._need_room(sum(x.nbytes for x in (*learners.values(), *counters.values())))
             args = ocp.args.Composite(
                 learners=ocp.args.StandardSave(learners),
                 counters=ocp.args.StandardSave(counters),
-                progress=ocp.args.JsonSave({**found["progress"], "forgotten": True}),
+                progress=ocp.args.JsonSave({**saved["progress"], "forgotten": True}),
             )
             assert self.latest is not None
             self._write(self.latest + 1, args)
@@ -185,26 +185,26 @@ class Checkpoints:
                 "any more (`pevdn forget`) and cannot be trained further; its policies can still "
                 "be evaluated, replayed, exported and published."
             )
-        found = self._read("learners", "replays", "counters", "progress", simulation=simulation)
+        saved = self._read("learners", "replays", "counters", "progress", simulation=simulation)
         template = _parts(simulation.like())
         state = State(
-            self._rebuild(found["learners"], template.learners),
-            self._rebuild(found["replays"], template.replays),
-            **self._rebuild(found["counters"], template.counters),
+            self._rebuild(saved["learners"], template.learners),
+            self._rebuild(saved["replays"], template.replays),
+            **self._rebuild(saved["counters"], template.counters),
         )
-        progress = {k: v for k, v in found["progress"].items() if k != "fingerprint"}
+        progress = {k: v for k, v in saved["progress"].items() if k != "fingerprint"}
         return state, Progress(**progress)
 
     def restore_learners(self, simulation: Simulation) -> tuple[tuple[Learner, ...], jax.Array]:
         """Return the learners, and which lanes have an anchor (S,): enough to act."""
-        found = self._read("learners", "counters", "progress")
+        saved = self._read("learners", "counters", "progress")
         template = _parts(simulation.like())
-        counters = self._rebuild(found["counters"], template.counters)
-        learners = self._rebuild(found["learners"], template.learners)
+        counters = self._rebuild(saved["counters"], template.counters)
+        learners = self._rebuild(saved["learners"], template.learners)
         return jax.tree.map(jnp.asarray, (learners, counters["anchored"]))
 
-    def _rebuild(self, found: dict[str, Any], template: Any) -> Any:
-        arrays = [self._fitted(name, found, leaf) for name, leaf in _names(template).items()]
+    def _rebuild(self, saved: dict[str, Any], template: Any) -> Any:
+        arrays = [self._fitted(name, saved, leaf) for name, leaf in _names(template).items()]
         return jax.tree.unflatten(jax.tree.structure(template), arrays)
 
     def _read(self, *groups: str, simulation: Simulation | None = None) -> dict[str, Any]:
@@ -221,16 +221,16 @@ class Checkpoints:
         if simulation is not None and simulation.replay.on_host:
             restore["replays"] = _Files(simulation.replay)
         try:
-            found = dict(self._manager.restore(step, args=ocp.args.Composite(**restore)).items())
+            saved = dict(self._manager.restore(step, args=ocp.args.Composite(**restore)).items())
         except Exception as problem:  # orbax and tensorstore raise many kinds
             reason = " ".join(str(problem).split())[:160]
             raise self._damaged(folder, f"{type(problem).__name__}: {reason}") from None
-        if found["progress"]["fingerprint"] != fingerprint(self.config):
+        if saved["progress"]["fingerprint"] != fingerprint(self.config):
             raise PevdnError(
                 f"checkpoint {folder} belongs to a run with another "
                 "configuration than config.yaml says; restore the original config.yaml."
             )
-        return found
+        return saved
 
     def _damaged(self, folder: Path, reason: str) -> PevdnError:
         return PevdnError(
@@ -238,9 +238,9 @@ class Checkpoints:
             "back on an older one, or train anew."
         )
 
-    def _fitted(self, name: str, found: dict[str, Any], leaf: Any) -> Any:
+    def _fitted(self, name: str, saved: dict[str, Any], leaf: Any) -> Any:
         """Return a saved array in the shape of `leaf`; replays are padded with zeros."""
-        array = found.get(name)
+        array = saved.get(name)
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
         if array is None or array.ndim != len(shape):
