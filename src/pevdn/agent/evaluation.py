@@ -52,8 +52,9 @@ def metrics_line(
         "return": float(running.total_reward),
         "episode_length": float(running.length),
     }
-    for model, score in scores.items():
-        if model != "params":
+    for model in ("average", "anchor"):  # whatever the order of `scores`: JAX sorts dictionaries
+        if model in scores:
+            score = scores[model]
             line[f"win_rate_{model}"] = None if score is None else float(score.win_rate)
             line[f"return_{model}"] = None if score is None else float(score.total_reward)
     return line | dict(spent or {})

@@ -1,4 +1,4 @@
-"""Runtime options of `pevdn train` and `pevdn resume`."""
+"""Runtime options of `pevdn train`, `resume`, `world` and `team up`."""
 
 from __future__ import annotations
 

@@ -29,11 +29,6 @@ MetricsPort = Annotated[
     typer.Option(help="Serve Prometheus metrics at this port of 127.0.0.1.", min=1, max=65535),
 ]
 
-WorldTimeout = Annotated[
-    float,
-    typer.Option(help="Seconds that an external world may take for a step or a reset.", min=0.01),
-]
-
 
 def main(
     team: Team,
@@ -77,9 +72,12 @@ def take_part(
     listen: str | None,
     metrics_port: int | None,
     as_json: bool,
-    **options: Any,
+    world_timeout: float | None = None,
 ) -> None:
     """Run one member until the team has finished."""
+    from pevdn.config.runtime import RuntimeOptions
+
+    options = RuntimeOptions().replace({"world_timeout": world_timeout})
     with needs_network():
         from pevdn.network import roster_file
         from pevdn.network.member import run_member
@@ -96,7 +94,7 @@ def take_part(
         listen=listen,
         metrics_port=metrics_port,
         on_report=_show,
-        **options,
+        world_timeout=options.world_timeout,
     )
     if as_json:
         print_json(report)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn_of_delta
+from pevdn.cli.options import WorldTimeout
 from pevdn.cli.output import Json, print_json
-from pevdn.cli.party import WorldTimeout, line
+from pevdn.cli.party import line
 
 app = typer.Typer(
     help="Run a team with one process per agent on this machine, or show its status.",
@@ -34,16 +35,18 @@ def up(
     ] = None,
     preset: Preset = None,
     patience: Patience = 3600.0,
-    world_timeout: WorldTimeout = 120.0,
+    world_timeout: WorldTimeout = None,
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
     """Start the world server and one party per agent, and show their progress."""
     from pevdn.config import presets
+    from pevdn.config.runtime import RuntimeOptions
     from pevdn.config.settings import parse_assignments
     from pevdn.privacy import planner
 
     local = _local()
+    options = RuntimeOptions().replace({"world_timeout": world_timeout})
     settings = parse_assignments(assignments or [])
     configured = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
     planner.check_preset(preset, settings, configured)
@@ -51,7 +54,7 @@ def up(
     roster = local.make(folder, configured, mode, patience, seed is not None)
     warn_of_delta(configured, len(roster.parties))
     typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
-    reports = local.up(roster, _Screen(), world_timeout=world_timeout)
+    reports = local.up(roster, _Screen(), world_timeout=options.world_timeout)
     show(reports, as_json)
 
 

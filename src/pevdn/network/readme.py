@@ -24,7 +24,7 @@ def text(config: Config, rehearsal: bool) -> str:
         ("`episodes-*.bin`", "the agent's observations and actions, raw", "never"),
         (
             "`snapshot-*.bin`",
-            "parameters, optimiser state, and the newest round: opened sums, parts of the seed",
+            "parameters, optimiser state, and the last outcome: opened sums, parts of the seed",
             "never; export the policy instead",
         ),
         (
@@ -35,7 +35,7 @@ def text(config: Config, rehearsal: bool) -> str:
         ("`metrics.jsonl`", "scores of evaluations, and ε if private", "as `config.yaml`"),
         *readme.ledger_rows(config.private, "the parameters"),
         (
-            "`status.json`, `log.jsonl`, `words.txt`, `farewells.json`",
+            "`status.json`, `log.jsonl`, `output.txt`, `farewells.json`",
             "state, traffic and times of the process",
             "no: names and times of the members",
         ),
