@@ -131,9 +131,9 @@ def test_a_target_is_for_the_proven_view_unless_the_other_is_asked_for():
     assert 0.99 * 8 < proven["epsilon_team"] <= 8 and "conditional" not in proven
     other = budget("--target-epsilon", 8, "--view", "agent")
     assert 0.99 * 8 < other["epsilon_agent"] <= 8 < other["epsilon_team"]
-    assert "agent view, which is conditional" in other["conditional"]
+    assert "agent observer, whose ε is conditional" in other["conditional"]
     text = " ".join(cli("budget", "--target-epsilon", 8, "--view", "agent").out.split())
-    assert "The target is for the agent view, which is conditional" in text
+    assert "The target is for the agent observer, whose ε is conditional" in text
 
 
 def test_a_recipe_divided_evenly_costs_the_same():
@@ -187,7 +187,7 @@ def test_the_table_names_all_three_views():
         (["--target-epsilon", "1", "--noise-multiplier", "0"], "even a batch of 1"),
         (
             ["--target-epsilon", "1", "--noise-multiplier", "1", "--batch-size", "3"],
-            "leave nothing to be found",
+            "leave nothing to find",
         ),
     ],
 )
@@ -310,7 +310,7 @@ def test_a_search_is_part_of_the_plan():
         assert row["fresh"] == found[f"epsilon_{row['view']}"] <= row["logarithmic"]
         assert row["fresh"] <= row["all"] and (row["runs"] > 1 or row["all"] == row["fresh"])
     text = " ".join(cli("budget", *arguments).out.split())
-    assert "view runs fresh all logarithmic geometric poisson" in text
+    assert "observer runs fresh all logarithmic geometric poisson" in text
     assert "search" not in budget()
 
 

@@ -100,7 +100,8 @@ def test_keys_work_in_mapped_and_compiled_programs():
 
 
 def train(out: Path, env: Any = "toy:coordination", steps: int = 200, **changes: Any) -> Run:
-    return pevdn.train("pe-vdn-c", env, steps=steps, out=out, **{**PRIVATE, **changes})
+    settings = {"checkpoint_every": 100, **PRIVATE, **changes}
+    return pevdn.train("pe-vdn-c", env, steps=steps, out=out, **settings)
 
 
 @pytest.fixture(scope="module")
