@@ -730,7 +730,7 @@ def test_keys_makes_a_team_that_can_be_read(tmp_path: Path) -> None:
 def test_keys_says_what_to_hand_to_whom(tmp_path: Path) -> None:
     said = cli(*TYPED, "--out", tmp_path, *BOTH, "--rehearsal", "--seed=4")
     assert said.code == 0 and "alice" in said.out and "10.0.0.3:7700" in said.out
-    assert "hand it to NAME alone" in said.out and "nothing is hidden" in said.out
+    assert "give it to NAME only" in said.out and "nothing is hidden" in said.out
     found = roster.read(tmp_path / "team.toml")
     assert found.rehearsal and found.config.seed == 4 and found.config.steps == 400_000
 
@@ -768,7 +768,7 @@ def test_keys_never_overwrites_a_team(team: Path) -> None:
         ([*BOTH, "--days=9999"], "days is 9999, but must be at most 3650"),
         ([*BOTH, "--patience=-1"], "patience is -1.0"),
         ([*BOTH, "--patience=nan"], "patience is 'nan'"),
-        ([*BOTH, "--seed=3"], "only a rehearsal is drawn from a seed"),
+        ([*BOTH, "--seed=3"], "only a rehearsal has a seed"),
         ([*BOTH, "--set", "gama=1"], "did you mean 'gamma'"),
         ([*BOTH, "--preset=team-4"], "is for pe-vdn-c, not for pe-vdn-b"),
     ],

@@ -634,7 +634,12 @@ def test_a_person_gets_three_tables_and_what_they_say(
     assert said.code == 0, said.err
     assert asked == [(attacks.QUICK._replace(updates=9), 5)]
     assert said.err == "quick: episodes 256 instead of 1024, shadows 6 instead of 12\n"
-    for part in ("What agent 1 reads of agent 0", "2, this run's", "8, composed", "Above chance:"):
+    for part in (
+        "What agent 1 infers about agent 0",
+        "2, this run's",
+        "8, composed",
+        "Above chance:",
+    ):
         assert part in said.out
     row = document["teammate"][0]
     assert f"{row['auc']:.2f} [{row['low']:.2f}, {row['high']:.2f}]" in said.out
