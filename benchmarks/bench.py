@@ -21,7 +21,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import hosted
+import external
 import jax
 import jax.numpy as jnp
 import network
@@ -31,7 +31,7 @@ from jaxmarl_vdn import jaxmarl_update
 from pevdn import worlds
 from pevdn.config import experiment as config
 from pevdn.config.presets import PAPER
-from pevdn.simulation.program import Simulation, State, split_keys
+from pevdn.simulation.program import Simulation, State
 
 ENV = "smax-sc2:3m"
 STEPS = 20_000  # environment steps of a whole training
@@ -108,23 +108,28 @@ def filled(sim: Simulation, lengths: np.ndarray) -> State:
 def gradients(sim: Simulation, lengths: np.ndarray) -> Callable[[], Any]:
     """One minibatch from drawing it to the gradient: all of an update but the optimiser's step."""
     state = filled(sim, lengths)
-    program = jax.jit(sim._gradients)
+    program = jax.jit(sim.gradients)
     numbers = iter(range(1_000_000))
-    return lambda: program(state, split_keys(jax.random.split(jax.random.key(next(numbers)), 1), 4))
+    return lambda: program(state, jax.random.split(jax.random.key(next(numbers)), (1, 4)))
 
 
 def minibatch(sim: Simulation, lengths: np.ndarray, size: int) -> Callable[[], Any]:
     """The gradients of the first `size` episodes, however they are drawn."""
     state = filled(sim, lengths)
-    program = jax.jit(sim._minibatch)
-    return lambda: program(state, jnp.arange(size)[None], state.key)
+    program, keys = jax.jit(sim.sum_minibatch), jax.random.split(jax.random.key(0), (1, 4))
+    return lambda: program(state, jnp.arange(size)[None], keys)
 
 
 def part(sim: Simulation, steps: int) -> Callable[[], Any]:
     """The gradients of 8 episodes of so many steps, whatever the world's own limit is."""
     state = filled(sim, np.full(8, steps, np.int32))
-    program = jax.jit(partial(sim._learn_from, steps=steps))
-    return lambda: program(state.learners, state.replays, jnp.arange(8)[None], state.key)
+
+    @jax.jit
+    def program(state: State) -> Any:
+        batches = sim.replay.fetch(state, jnp.arange(8)[None], steps)
+        return sim.sum_batch(state.learners, batches, jnp.zeros((1, 8), bool), state.key)
+
+    return lambda: program(state)
 
 
 # ---- the floor ----------------------------------------------------------------------------------
@@ -310,7 +315,7 @@ def outside() -> list[Row]:
     if find_spec("mpe2") is None:
         sys.stderr.write("simple_spread is left out: mpe2 is not installed\n")
         return []
-    speeds = hosted.measure()
+    speeds = external.measure()
     where = f"{speeds.copies} copies in {speeds.processes} processes"
     row = partial(Row, unit="×")
     return [

@@ -21,18 +21,19 @@ from pevdn._platform import cache_compilations, peak_memory_bytes
 from pevdn.agent.packed_replay import unpack
 from pevdn.agent.replay import Episode
 from pevdn.config import experiment as config
+from pevdn.config.runtime import RuntimeOptions
 from pevdn.config.settings import MOST, Settings
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import HostSimulation
+from pevdn.simulation.program import Simulation
 
 ENV = "smax-sc2:27m_vs_30m"
 MANY = jnp.int32(MOST)
 
 
-def lengthen(sim: HostSimulation, played: int) -> None:
+def lengthen(sim: Simulation, played: int) -> None:
     """Make the played episodes as long as the world allows, to and fro in what was seen."""
     T, spec = sim.world.max_steps, sim.world.agents[0]
-    for rows in sim.replays.values():
+    for rows in sim.replay.rows.values():
         for slot in range(played):
             n = int(rows.length[slot])
             whole = Episode(
@@ -61,15 +62,16 @@ def main() -> None:
     played, size = (numbers or [96])[0], Settings().buffer_size
     settings = {"learning_starts": size, "exploration_end": 1.0}
     cache_compilations()
-    sim = HostSimulation(worlds.make(ENV), config.make("pe-vdn-b", ENV, settings=settings))
+    wanted = config.make("pe-vdn-b", ENV, settings=settings)
+    sim = Simulation(worlds.make(ENV), wanted, RuntimeOptions(buffer="host"))
     seeds = jnp.arange(1)
     advance = sim.compile(Lanes(1, 1, print).jit)
     state = jax.jit(sim.start)(seeds)
-    state = advance(state, MANY, jnp.int32(-(-played // sim.block)))
+    state = advance(state, MANY, jnp.int32(-(-played // wanted.block_size)))
     played = int(state.episodes[0])
     if "--long" in sys.argv:
         lengthen(sim, played)
-    for rows in sim.replays.values():
+    for rows in sim.replay.rows.values():
         for slot in range(played, size):
             rows.rows[slot] = bytes(
                 bytearray(rows.rows[slot % played])
@@ -77,10 +79,10 @@ def main() -> None:
             rows.length[slot] = rows.length[slot % played]
     state = state._replace(episodes=jnp.array([size], jnp.int32))
     state = jax.block_until_ready(advance(state, MANY, jnp.int32(1)))
-    lengths = sim.replays[0, 0, 0].length[:size]
+    lengths = sim.replay.rows[0, 0, 0].length[:size]
     print(
         f"{size:,} episodes of {lengths.mean():.0f} steps on average ({played} played), "
-        f"{sim.host_bytes / size:,.0f} bytes each, {sim.host_bytes / 2**30:.2f} GiB in all; "
+        f"{sim.replay.nbytes / size:,.0f} bytes each, {sim.replay.nbytes / 2**30:.2f} GiB in all; "
         f"{int(state.updates[0])} updates; peak {peak_memory_bytes() / 2**30:.2f} GiB"
     )
 

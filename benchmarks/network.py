@@ -1,14 +1,14 @@
-"""What it costs that the agents are strangers: the secure sum over mutual TLS, and a whole team.
+"""The cost of the deployed runtime: the secure sum over mutual TLS, and a whole team.
 
-    sums    rounds a second of the sum alone, for teams of 2 to 27 on this machine, with both
-            modes, and its bytes against the least that the mode needs: 4 for each word of each
-            message. All parties in one process, and, up to 5, each in a process of its own.
+    sums    rounds of the secure sum per second, for teams of 2 to 27 on this machine, with both
+            modes, and its bytes relative to the minimum of the mode: 4 per word of each message.
+            All parties in one process and, up to 5, each in its own process.
     team    3 agents on 3m and their world as four processes: seconds of talking and of computing
-            for each update.
+            per update.
 
-Prints tables, or with --json one document. Bytes are those of the envelopes; with what TLS, HTTP/2
-and TCP put around them, they are counted at the loopback device, whoever else uses it: to be alone
-there, run it in a network namespace of its own (`unshare -n sh -c 'ip link set lo up; …'`).
+Prints tables, or one document with --json. Bytes are those of the envelopes. The loopback device
+also counts TLS, HTTP/2 and TCP, and all other traffic; measure in a network namespace to exclude
+that (`unshare -n sh -c 'ip link set lo up; …'`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ import numpy as np
 
 from pevdn import worlds
 from pevdn.config import experiment as config
-from pevdn.network import keys, local
-from pevdn.network import roster as rosters
-from pevdn.network import secure_sum as sums
+from pevdn.network import keys, local, roster_file, secure_sum
 from pevdn.network.group import Group
-from pevdn.network.party import Party
-from pevdn.network.roster import Roster
+from pevdn.network.protocol import Protocol
+from pevdn.network.roster import WORLD, Roster
 from pevdn.network.status import Status
 from pevdn.network.streams import Secret
 
@@ -51,48 +49,44 @@ PATIENCE = 120.0
 # ---- the sum alone ------------------------------------------------------------------------------
 
 
-class Summand(Party):
-    """A party that only forms sums: no world, no agent, nothing on disk."""
+class Summand:
+    """A party that only forms sums: no world, no agent, nothing on disk but its secret."""
 
     def __init__(self, roster: Roster, me: str, folder: Path) -> None:
-        key = rosters.private_key(roster.path.parent / f"{me}.key", roster.member(me))
-        self.roster, self.me, self.config = roster, me, roster.config
-        self.index, self.agents = roster.index(me), len(roster.parties)
-        self.names = [party.name for party in roster.parties]
-        self.peers = [name for name in self.names if name != me]
+        key = roster_file.private_key(roster.path.parent / f"{me}.key", roster.member(me))
+        self.index, self.agents, self.step = roster.index(me), len(roster.parties), 0
         folder.mkdir(exist_ok=True)
-        self.secret = Secret.load_or_create(folder / "secret")
-        self.round = 0
-        mask_key = self.secret.mask_key().public_key().public_bytes_raw()
-        self.group = Group(roster, me, key, lambda: self.round, mask_key)
-        self.status = Status(folder, self.group)
+        secret = Secret.load_or_create(folder / "secret")
+        mask_key = secret.mask_key().public_key().public_bytes_raw()
+        self.group = Group(roster, me, key, lambda: self.step, mask_key)
+        self.protocol = Protocol(roster, me, secret, self.group, Status(folder, self.group))
 
     async def meet(self) -> None:
         await self.group.start()
         await self.group.agree()
-        self.masks = self._agreed_masks()
+        self.protocol.start_view()
 
     async def sum_up(self, rounds: int) -> np.ndarray:
         words = vector(self.index)
         total = words
         for _ in range(rounds):
-            total = await self._sum(self.round + 1, words)
-            self.round += 1
-            self.group.forget(self.round)
+            total = await self.protocol.open_sum(self.step + 1, words)
+            self.step += 1
+            self.group.discard(self.step)
         return total
 
     @property
     def sent(self) -> int:
-        return sum(talk.bytes_sent for talk in self.group.transport.counters.talks.values())
+        return sum(peer.bytes_sent for peer in self.group.transport.counters.peers.values())
 
 
 def vector(index: int) -> np.ndarray:
-    """Some party's words."""
+    """Return the words of one party."""
     return np.random.default_rng(index).integers(0, 2**32, WORDS, np.uint32)
 
 
 def check(total: np.ndarray, parties: int) -> None:
-    wanted = sums.add_up([vector(index) for index in range(parties)], 2**32)
+    wanted = secure_sum.add_up([vector(index) for index in range(parties)], 2**32)
     if not np.array_equal(total, wanted):
         sys.exit("a sum is wrong")
 
@@ -189,7 +183,7 @@ def apart(parties: int, mode: str, rounds: int) -> Sums:
 
 
 async def member(team: Path, me: str, rounds: int) -> dict[str, float]:
-    roster = rosters.read(team)
+    roster = roster_file.read(team)
     one = Summand(roster, me, team.parent / f"{me}.data")
     await one.meet()
     await one.sum_up(WARM)
@@ -198,7 +192,7 @@ async def member(team: Path, me: str, rounds: int) -> dict[str, float]:
     taken = time.perf_counter() - began
     found = {"seconds": taken, "sent": one.sent - sent, "passed": _through_loopback() - passed}
     check(total, one.agents)
-    await one.group.part(one.group.others)
+    await one.group.leave()
     await one.group.stop()
     return found
 
@@ -280,8 +274,8 @@ class _Enough(Exception):
 
 
 def _to_peers(report: dict[str, Any]) -> int:
-    talks = report["peers"].items()
-    return sum(talk["bytes_sent"] for name, talk in talks if name != rosters.WORLD)
+    peers = report["peers"].items()
+    return sum(traffic["bytes_sent"] for name, traffic in peers if name != WORLD)
 
 
 # ---- all of it ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def main() -> None:
     sim, seeds = Simulation(worlds.make(wanted.env), wanted), jnp.arange(1)
     advance = sim.compile(Lanes(1, 1, print).jit)
     state, limit = jax.jit(sim.start)(seeds), jnp.array([MOST], jnp.int32)
-    blocks = 2 + wanted.learning_starts // sim.block
+    blocks = 2 + wanted.learning_starts // wanted.block_size
     state = advance(state, jnp.int32(MOST), jnp.int32(blocks), limit)
     jax.block_until_ready(state)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,9 +3,9 @@
     pevdn export RUN --agent 0    # and 1, 2: RUN/agent-0.safetensors …
     python play_exported.py mpe2.simple_spread_v3 RUN/agent-{0,1,2}.safetensors --episodes 100
 
-Files are those of the world's `possible_agents`, in their order. numpy alone reads and plays
-`.safetensors`; `.onnx` takes onnxruntime. Arguments of the world follow its module, as in
-`'mpe2.simple_spread_v3?N=2'`. Actions are to be Discrete.
+Pass one file per agent, in the order of the world's `possible_agents`. `.safetensors` needs only
+numpy, `.onnx` needs onnxruntime. Arguments of the world follow its module, as in
+`'mpe2.simple_spread_v3?N=2'`. Action spaces must be Discrete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class NumpyPolicy:
-    """One agent's greedy policy from a .safetensors file; it remembers the episode."""
+    """One agent's greedy policy from a .safetensors file, with its memory of the episode."""
 
     def __init__(self, file: str | Path) -> None:
         content = Path(file).read_bytes()
@@ -33,26 +33,26 @@ class NumpyPolicy:
         self.facts: dict[str, str] = header.pop("__metadata__")
         self.arrays: Arrays = {
             name: np.frombuffer(
-                content[start + found["data_offsets"][0] : start + found["data_offsets"][1]], "<f4"
-            ).reshape(found["shape"])
-            for name, found in header.items()
+                content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], "<f4"
+            ).reshape(entry["shape"])
+            for name, entry in header.items()
         }
         self.reset()
 
     def reset(self) -> None:
-        """Call it when an episode starts."""
+        """Clear the memory; call it at the start of an episode."""
         self.memory = np.zeros(int(self.facts["memory_size"]), np.float32)
         self.last_action = -1
 
     def act(self, observation: np.ndarray, available: np.ndarray | None = None) -> int:
-        """The best action for an observation (O,) among the available ones (A,) bool."""
+        """Return the best available action for an observation (O,); `available` is (A,) bool."""
         if self.facts["network"] == "recurrent":
             self.memory, self.q_values = recurrent(
                 self.arrays, self.memory, observation, self.last_action
             )
         else:
-            things = json.loads(self.facts["entities"])
-            self.q_values = entities(self.arrays, things, observation)
+            groups = json.loads(self.facts["entities"])
+            self.q_values = entities(self.arrays, groups, observation)
         values = self.q_values
         if available is not None:
             values = np.where(available, values, -1e9)
@@ -64,8 +64,8 @@ def recurrent(
     p: Arrays, memory: np.ndarray, observation: np.ndarray, last_action: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Linear, ReLU, GRU, linear, over an observation and the last action, one-hot."""
-    done = np.arange(len(p["output_bias"])) == last_action
-    inputs = np.concatenate([observation, done]).astype(np.float32)
+    one_hot = np.arange(len(p["output_bias"])) == last_action
+    inputs = np.concatenate([observation, one_hot]).astype(np.float32)
     features = relu(inputs @ p["input_weight"] + p["input_bias"])
     gates = np.split(features @ p["gates_weight"] + p["gates_bias"], 3)
     remembered = np.split(memory @ p["recurrent_weight"], 3)
@@ -76,25 +76,25 @@ def recurrent(
 
 
 def entities(p: Arrays, groups: list[dict[str, Any]], observation: np.ndarray) -> np.ndarray:
-    """One encoder for all things of a group; actions about a thing are scored from it."""
+    """One encoder per entity group; an action that targets an entity is scored from it."""
     rest = np.ones(len(observation), bool)
-    things = []
+    embeddings = []
     for g, group in enumerate(groups):
         where = slice(group["start"], group["start"] + group["count"] * group["size"])
         rest[where] = False
-        seen = observation[where].reshape(group["count"], group["size"])
-        embedded = relu(seen @ p[f"encoders.{g}.weight"] + p[f"encoders.{g}.bias"])
-        things.append(embedded * np.any(seen != 0, axis=-1, keepdims=True))
+        each = observation[where].reshape(group["count"], group["size"])
+        embedded = relu(each @ p[f"encoders.{g}.weight"] + p[f"encoders.{g}.bias"])
+        embeddings.append(embedded * np.any(each != 0, axis=-1, keepdims=True))
     own = relu(observation[rest] @ p["own.weight"] + p["own.bias"])
-    inputs = np.concatenate([own, *(of_group.sum(0) for of_group in things)])
+    inputs = np.concatenate([own, *(of_group.sum(0) for of_group in embeddings)])
     core = relu(inputs @ p["core.weight"] + p["core.bias"])
 
     scores = {}
-    acted_on = [g for g, group in enumerate(groups) if group["actions"] is not None]
-    for s, g in enumerate(acted_on):
+    targets = [g for g, group in enumerate(groups) if group["actions"] is not None]
+    for s, g in enumerate(targets):
         scorer = f"scorers.{s}."
         from_core = core @ p[scorer + "core_weight"] + p[scorer + "bias"]
-        hidden = relu(from_core + things[g] @ p[scorer + "thing_weight"])
+        hidden = relu(from_core + embeddings[g] @ p[scorer + "thing_weight"])
         values = hidden @ p[scorer + "output.weight"] + p[scorer + "output.bias"]
         scores |= dict(enumerate(values[:, 0], groups[g]["actions"]))
     plain = iter(core @ p["plain.weight"] + p["plain.bias"])
@@ -127,14 +127,14 @@ class OnnxPolicy:
     def act(self, observation: np.ndarray, available: np.ndarray | None = None) -> int:
         if available is None:
             available = np.ones(int(self.facts["n_actions"]), bool)
-        given = {
+        inputs = {
             "observation": np.asarray(observation, np.float32)[None],
             "available": np.asarray(available, bool)[None],
             "memory": self.memory,
             "last_action": np.array([self.last_action]),
         }
-        wanted = ["action", "q_values", "next_memory"]
-        action, q_values, self.memory = self.session.run(wanted, given)
+        outputs = ["action", "q_values", "next_memory"]
+        action, q_values, self.memory = self.session.run(outputs, inputs)
         self.last_action, self.q_values = int(action[0]), q_values[0]
         return self.last_action
 
@@ -143,34 +143,35 @@ def load(file: str | Path) -> NumpyPolicy | OnnxPolicy:
     return OnnxPolicy(file) if Path(file).suffix == ".onnx" else NumpyPolicy(file)
 
 
-def numbers(space: Any, seen: Any) -> np.ndarray:
-    """An observation as (O,) float32, as pevdn has it: bytes from 0 to 1, choices one-hot."""
+def flatten(space: Any, observation: Any) -> np.ndarray:
+    """Flatten an observation to (O,) float32 as pevdn does: bytes to 0 … 1, choices one-hot."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = isinstance(space, spaces.Dict)
         parts = space.spaces.items() if named else enumerate(space.spaces)
-        found = [numbers(part, seen[key]) for key, part in parts if key != "action_mask"]
-        return np.concatenate(found)
+        return np.concatenate(
+            [flatten(part, observation[key]) for key, part in parts if key != "action_mask"]
+        )
     if isinstance(space, spaces.Box) and space.dtype == np.uint8:
-        return np.ravel(seen).astype(np.float32) * np.float32(1 / space.high.max())
-    return spaces.flatten(space, seen).astype(np.float32)
+        return np.ravel(observation).astype(np.float32) * np.float32(1 / space.high.max())
+    return spaces.flatten(space, observation).astype(np.float32)
 
 
-def play(env: Any, team: list[NumpyPolicy | OnnxPolicy], seed: int, most: float) -> float:
-    """One episode of `most` steps at most; what all agents were paid, together."""
+def play(env: Any, team: list[NumpyPolicy | OnnxPolicy], seed: int, limit: float) -> float:
+    """Play one episode of at most `limit` steps; return the sum of all agents' rewards."""
     policies = dict(zip(env.possible_agents, team, strict=True))
     observations, infos = env.reset(seed=seed)
     for policy in team:
         policy.reset()
     total, steps = 0.0, 0
-    while env.agents and steps < most:  # those that have not left
+    while env.agents and steps < limit:  # the agents that have not left
         actions = {}
         for agent in env.agents:
-            seen, info = observations[agent], infos.get(agent) or {}
-            mask = (seen if isinstance(seen, dict) else info).get("action_mask")
+            own, info = observations[agent], infos.get(agent) or {}
+            mask = (own if isinstance(own, dict) else info).get("action_mask")
             available = None if mask is None else np.asarray(mask, bool)
-            action = policies[agent].act(numbers(env.observation_space(agent), seen), available)
+            action = policies[agent].act(flatten(env.observation_space(agent), own), available)
             actions[agent] = int(env.action_space(agent).start) + action
         observations, rewards, _, _, infos = env.step(actions)
         total, steps = total + sum(rewards.values()), steps + 1
@@ -178,12 +179,12 @@ def play(env: Any, team: list[NumpyPolicy | OnnxPolicy], seed: int, most: float)
 
 
 def make(world: str) -> tuple[Any, float]:
-    """The world of `MODULE?name=value&…`, as in a run, and the most steps of an episode."""
+    """Return the world `MODULE?name=value&…`, as in a run, and its episode limit."""
     module, _, text = world.partition("?")
     pairs = [pair.split("=", 1) for pair in text.split("&") if pair]
     arguments = {name: number_or_word(value) for name, value in pairs if "-" not in name}
-    most = float(dict(pairs).get("max-steps", "inf"))  # a hyphen: of pevdn, not of the world
-    return importlib.import_module(module).parallel_env(**arguments), most
+    limit = float(dict(pairs).get("max-steps", "inf"))  # a hyphen marks an option of pevdn
+    return importlib.import_module(module).parallel_env(**arguments), limit
 
 
 def number_or_word(text: str) -> Any:
@@ -195,20 +196,20 @@ def number_or_word(text: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("world", help="a module with parallel_env, as in mpe2.simple_spread_v3")
-    parser.add_argument("files", nargs="+", help="one exported policy for each agent")
+    parser.add_argument("world", help="a module with parallel_env, such as mpe2.simple_spread_v3")
+    parser.add_argument("files", nargs="+", help="one exported policy per agent")
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0, help="of the first episode")
-    given = parser.parse_args()
-    sys.path.append(".")  # the module may be here
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first episode")
+    options = parser.parse_args()
+    sys.path.append(".")  # the module may be in this folder
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    env, most = make(given.world)
-    if len(given.files) != len(env.possible_agents):
-        parser.error(f"{given.world} has {len(env.possible_agents)} agents: give as many files")
-    team = [load(file) for file in given.files]
-    returns = [play(env, team, given.seed + n, most) for n in range(given.episodes)]
+    env, limit = make(options.world)
+    if len(options.files) != len(env.possible_agents):
+        parser.error(f"{options.world} has {len(env.possible_agents)} agents: pass one file each")
+    team = [load(file) for file in options.files]
+    returns = [play(env, team, options.seed + n, limit) for n in range(options.episodes)]
     env.close()
-    print(f"mean return {np.mean(returns):.3f} over {given.episodes} episodes")
+    print(f"mean return {np.mean(returns):.3f} over {options.episodes} episodes")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the pages say is true: examples run, settings are complete, named tests exist."""
 
+import ast
 import dataclasses
 import json
 import re
@@ -43,10 +44,10 @@ def test_every_runtime_option_is_on_the_settings_page_with_its_default():
         assert f"| `{flag}` | {field.default} | {field.metadata['meaning']} |" in page
 
 
-def test_every_test_that_the_privacy_page_names_exists():
-    page = (ROOT / "docs" / "privacy.md").read_text()
+def test_every_test_that_the_privacy_and_deployment_pages_name_exists():
+    pages = [(ROOT / "docs" / name).read_text() for name in ("privacy.md", "deploy.md")]
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", page))
+    named = set(re.findall(r"`(test_\w+)`", "".join(pages)))
     assert len(named) > 8
     assert [name for name in named if f"def {name}(" not in tests] == []
 
@@ -92,7 +93,29 @@ def test_the_epsilons_of_the_results_are_what_the_planner_says():
         assert found == pytest.approx(wanted, abs=0.006)
 
 
+def test_every_line_of_algorithm_1_links_to_code_that_exists():
+    page = (ROOT / "docs" / "algorithm.md").read_text()
+    links = re.findall(r"\[`([\w.]+)`\]\((\.\./src/[\w/]+\.py)\)", page)
+    assert len(links) > 12
+    for name, target in links:
+        tree = ast.parse((ROOT / "docs" / target).read_text())
+        scope: list[ast.stmt] = tree.body
+        for part in name.split("."):
+            (found,) = [x for x in scope if getattr(x, "name", None) == part]
+            scope = getattr(found, "body", [])
+
+
 def test_every_link_between_pages_leads_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in _anchors(path), f"{page.name} links to {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The ids of a page's headings, as GitHub makes them, and those set by hand."""
+    text = page.read_text()
+    titles = (re.sub(r"[^\w\s-]", "", x).strip() for x in re.findall(r"^#+ (.*)$", text, re.M))
+    made = {title.lower().replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))

@@ -1,4 +1,4 @@
-"""Claims about examples/: they run as they are, and their bodies keep to the protocol."""
+"""The examples run unchanged, and their bodies follow the protocol."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import pytest
 
 from pevdn.config import experiment as config
 from pevdn.errors import UsageError
-from pevdn.network import keys, roster
-from pevdn.network.environment import ENDED, GOING, Seen
+from pevdn.network import keys
+from pevdn.network.environment import ACTIVE, ENDED, Observation
 from pevdn.network.party import Party
+from pevdn.network.roster import Roster
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ONE = {"parallel_episodes": 1, "update_every": 1, "eval_episodes": 1}
@@ -32,28 +33,28 @@ def own_body(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return own_body
 
 
-def test_two_bodies_tell_of_the_same_episodes(own_body: ModuleType) -> None:
+def test_two_bodies_report_the_same_episodes(own_body: ModuleType) -> None:
     heights, together = [0, 0], threading.Barrier(2, timeout=10)
-    tapes: list[list[Seen]] = [[], []]
+    results: list[list[Observation]] = [[], []]
 
     def play(end: int) -> None:
         body = own_body.Carrier(end, heights, together)
         for _ in range(3):
-            tapes[end].append(body.observe())
+            results[end].append(body.observe())
             for step in range(body.max_steps):
                 body.act(step % 3)
-                tapes[end].append(body.observe())
+                results[end].append(body.observe())
 
     threads = [threading.Thread(target=play, args=(end,)) for end in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(tapes[0]) == len(tapes[1]) == 3 * (own_body.STEPS + 1)
-    for number, (mine, theirs) in enumerate(zip(*tapes, strict=True)):
+    assert len(results[0]) == len(results[1]) == 3 * (own_body.STEPS + 1)
+    for number, (mine, theirs) in enumerate(zip(*results, strict=True)):
         assert mine.rewards == theirs.rewards and mine.flags == theirs.flags
         last = number % (own_body.STEPS + 1) == own_body.STEPS
-        assert bool(mine.flags[0] & ENDED) == mine.over == last and mine.flags[0] & GOING
+        assert bool(mine.flags[0] & ENDED) == mine.over == last and mine.flags[0] & ACTIVE
         assert mine.observations.shape == (1, own_body.HEIGHTS) and np.sum(mine.observations) == 1
 
 
@@ -85,16 +86,16 @@ def test_a_body_does_not_play_several_episodes_side_by_side(
 
 
 def test_without_a_world_a_party_needs_a_body(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no \\[world\\], so alice needs a body"):
+    with pytest.raises(UsageError, match="has no \\[world\\], so alice needs its own body"):
         _alice(_team(tmp_path, ONE))
 
 
-def _team(out: Path, settings: dict[str, int]) -> roster.Roster:
+def _team(out: Path, settings: dict[str, int]) -> Roster:
     wanted = config.make("pe-vdn-b", "toy:two-step", 10, settings=settings)
     return keys.create(out, wanted, [("alice", "127.0.0.1:7701"), ("bob", "127.0.0.1:7702")])
 
 
-def _alice(team: roster.Roster, body: object = None) -> None:
+def _alice(team: Roster, body: object = None) -> None:
     key = (team.path.parent / "alice.key").read_bytes()
 
     async def make() -> None:

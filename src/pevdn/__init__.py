@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pevdn.training.directory import Run
     from pevdn.training.forget import forget
     from pevdn.training.loop import resume, train
+    from pevdn.training.search import search
     from pevdn.viewer import replay
     from pevdn.worlds.checks import check_env
 
@@ -47,6 +48,7 @@ __all__ = [
     "replay",
     "reproduce",
     "resume",
+    "search",
     "train",
 ]
 
@@ -57,6 +59,7 @@ silence_false_alarms()
 _HOME = {
     "train": "pevdn.training.loop",
     "resume": "pevdn.training.loop",
+    "search": "pevdn.training.search",
     "Run": "pevdn.training.directory",
     "reproduce": "pevdn.reproduction",
     "replay": "pevdn.viewer",

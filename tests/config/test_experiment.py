@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,13 +56,14 @@ def test_the_buffer_must_hold_a_whole_block_of_episodes() -> None:
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_the_block_that_is_checked_is_the_block_that_is_played(parallel: int, every: int) -> None:
     from pevdn import worlds
-    from pevdn.network import course
     from pevdn.simulation.program import Simulation
 
     settings = {"parallel_episodes": parallel, "update_every": every}
     made = make("pe-vdn-b", "toy:two-step", 10, settings=settings)
-    assert Simulation(worlds.make("toy:two-step"), made).block == made.block_size
-    assert course.block_size(made) == made.block_size
+    simulation = Simulation(worlds.make("toy:two-step"), made)
+    like = simulation.like()
+    _, episodes, updates, _ = jax.eval_shape(simulation.draw, like.key, like.env_steps)
+    assert episodes.shape == (1, made.block_size) and len(updates) == made.updates_due
 
 
 def test_learning_that_could_never_start_is_refused() -> None:

@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from pevdn.errors import UsageError
-from pevdn.exchange import indices
+from pevdn.exchange import modular
 from pevdn.exchange.alone import alone
 from pevdn.exchange.broadcast import broadcast
+from pevdn.exchange.modular import add, negate
 from pevdn.exchange.secret_shared import (
     Code,
-    add,
     decode,
     encode,
     fits,
-    negate,
-    reconstruct,
     saturate,
     secret_shared,
     split,
@@ -57,7 +55,7 @@ def test_all_n_shares_reconstruct_the_secret_exactly(p, n):
     shares = split(KEY, secret, n, p)
     assert shares.shape == (n, 500)
     assert int(shares.max()) < p
-    assert np.array_equal(reconstruct(shares, p), secret)
+    assert np.array_equal(modular.total(shares, p), secret)
 
 
 # ---- encoding -----------------------------------------------------------------------------
@@ -219,67 +217,3 @@ def test_two_rounds_of_the_same_message_share_no_randomness():
     split_now = lambda key: split(key, encode(messages[0], Code()), 3, 2**32)  # noqa: E731
     first, second = split_now(jax.random.key(1)), split_now(jax.random.key(2))
     assert not np.any(np.asarray(first) == np.asarray(second))
-
-
-# ---- indices ------------------------------------------------------------------------------
-
-
-def test_uniform_indices_are_different_filled_slots():
-    for seed in range(20):
-        chosen = np.asarray(indices.uniform(jax.random.key(seed), 40, 100, 32))
-        assert len(set(chosen)) == 32
-        assert chosen.max() < 40
-
-
-def test_every_slot_is_drawn_equally_often():
-    draw = jax.vmap(lambda key: indices.uniform(key, 20, 25, 5))
-    chosen = np.asarray(draw(jax.random.split(KEY, 40_000)))
-    counts = np.bincount(chosen.ravel(), minlength=25)
-    assert np.all(counts[20:] == 0)
-    assert chisquare(counts[:20]).pvalue > ERROR_RATE
-
-
-def test_poisson_takes_each_filled_slot_independently_at_the_rate():
-    draw = jax.vmap(lambda key: indices.poisson(key, 60, 64, 0.25))
-    slots = np.asarray(draw(jax.random.split(KEY, 20_000)))
-    sampled = slots != 64  # the scratch slot stands for "not sampled"
-    assert np.all(slots[sampled] == np.nonzero(sampled)[1])
-    assert not sampled[:, 60:].any()
-    z = (sampled[:, :60].mean(0) - 0.25) / np.sqrt(0.25 * 0.75 / 20_000)
-    assert np.abs(z).max() < 5.5
-    pairs = np.corrcoef(sampled[:, :60].T) - np.eye(60)
-    assert np.abs(pairs).max() * np.sqrt(20_000) < 5.5  # 1770 pairs: error rate below 1e-4
-
-
-@given(st.integers(0, 2**31), st.floats(0.0, 1.0))
-def test_a_sample_in_order_of_length_holds_every_sampled_episode_exactly_once(seed, rate):
-    rng = np.random.default_rng(seed)
-    slots = np.where(rng.random(40) < rate, np.arange(40), 40)
-    lengths = rng.integers(0, 9, 41)  # also one for the scratch slot, which must not count
-    ordered = np.asarray(indices.longest_first(jnp.asarray(slots), jnp.asarray(lengths)))
-    assert sorted(ordered) == sorted(slots)
-    n = np.sum(slots < 40)
-    assert np.all(ordered[n:] == 40)
-    assert np.all(np.diff(lengths[ordered[:n]]) <= 0)
-
-
-@given(
-    st.integers(0, 2**31), st.integers(1, 3), st.floats(0.0, 1.0), st.sampled_from([[9], [3, 5, 9]])
-)
-def test_parts_by_horizon_hold_every_sampled_episode_once_and_mix_no_lengths(
-    seed, lanes, rate, horizons
-):
-    """In all lanes a part belongs to one horizon, and nothing is laid out behind the last part."""
-    rng, n = np.random.default_rng(seed), 4
-    slots = np.where(rng.random((lanes, 20)) < rate, np.arange(20), 20)
-    lengths = np.concatenate([rng.integers(1, 10, (lanes, 20)), np.zeros((lanes, 1), int)], axis=1)
-    laid, parts = indices.by_horizon(jnp.asarray(slots), jnp.asarray(lengths), horizons, n)
-    laid, parts = np.asarray(laid), int(parts)
-    assert laid.shape[1] % n == 0 and np.all(laid[:, parts * n :] == 20)
-    for lane in range(lanes):
-        there = laid[lane][laid[lane] < 20]
-        assert sorted(there) == sorted(slots[lane][slots[lane] < 20])
-    for part in np.split(laid[:, : parts * n], parts, axis=1) if parts else []:
-        who, where = np.nonzero(part < 20)
-        needed = np.searchsorted(horizons, lengths[who, part[who, where]])
-        assert len(set(needed)) == 1  # of all lanes together; no part is empty in all of them

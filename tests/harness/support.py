@@ -23,7 +23,7 @@ import pevdn
 from pevdn import _platform, worlds
 from pevdn.cli import main
 from pevdn.config.runtime import RuntimeOptions, option_fields
-from pevdn.simulation.host import simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints, Progress
 from pevdn.training.directory import Run
 
@@ -205,7 +205,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def saved(run: Run) -> tuple[list[np.ndarray], Progress]:
     """All arrays of the newest checkpoint, and where the host stood."""
-    simulation = simulation_for(worlds.make(run.config.env), run.config, run.options)
+    simulation = Simulation(worlds.make(run.config.env), run.config, run.options)
     checkpoints = Checkpoints(run.path, run.config, read_only=True)
     state, progress = checkpoints.restore(simulation)
     checkpoints.close()
@@ -246,3 +246,8 @@ TIMES = dict.fromkeys(
         "peak_memory_bytes",
     ]
 )
+
+
+def split_keys(keys: jax.Array, count: int) -> jax.Array:
+    """Keys (S,) to (S, count)."""
+    return jax.vmap(lambda key: jax.random.split(key, count))(keys)

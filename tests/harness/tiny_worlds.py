@@ -1,7 +1,9 @@
-"""The toy worlds outside of JAX, and worlds that fail: for worker processes, so without JAX."""
+"""The toy worlds as external worlds, and worlds that fail. Worker processes import it: no JAX."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import signal
 import time
@@ -18,7 +20,7 @@ PAYOFFS = (((7, 7), (7, 7)), ((0, 1), (1, 8)))
 
 
 class TwoStep:
-    """As `pevdn.worlds.toy.TwoStep`."""
+    """The game of `pevdn.worlds.toy.TwoStep`."""
 
     def reset(self, seed: int) -> Step:
         self.game: int | None = None
@@ -39,7 +41,7 @@ class TwoStep:
 
 
 class TwoStepParallel:
-    """The two-step game as a parallel environment of PettingZoo; the first agent is paid."""
+    """The two-step game as a PettingZoo parallel environment; only the first agent gets rewards."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "two_step"}
     possible_agents: ClassVar[list[str]] = ["first", "second"]
@@ -75,7 +77,7 @@ class TwoStepParallel:
         return dict(zip(self.possible_agents, values, strict=True))
 
 
-parallel_env = TwoStepParallel  # so that this module is a world: pettingzoo:tiny_worlds
+parallel_env = TwoStepParallel  # makes this module a world: pettingzoo:tiny_worlds
 
 
 class TwoStepBattle:
@@ -105,7 +107,7 @@ class TwoStepBattle:
 
 
 class Coordination:
-    """As `pevdn.worlds.toy.Coordination` with two agents, but with the cues of `cues_of`."""
+    """The game of `pevdn.worlds.toy.Coordination` for two agents, with the cues of `cues_of`."""
 
     cue_counts = (2, 3)
 
@@ -125,11 +127,11 @@ class Coordination:
 
     def _seen(self, reward: float) -> Step:
         clock, done = np.eye(4)[self.t, :3], self.t == 3
-        views = tuple(
+        observations = tuple(
             np.concatenate([np.eye(k)[cue] * (self.t == 0), clock])
             for cue, k in zip(self.cues, self.cue_counts, strict=True)
         )
-        return Step(views, self._masks(), reward, done, False, done and self.earned >= 2)
+        return Step(observations, self._masks(), reward, done, False, done and self.earned >= 2)
 
     def _masks(self) -> tuple[np.ndarray, ...]:
         wait, name = self.t != 2, self.t in (0, 2)
@@ -148,7 +150,7 @@ COORDINATION = ExternalWorld(
 
 @dataclass
 class Failing:
-    """The two-step game, until a copy makes its `after`-th step: then `how` happens."""
+    """The two-step game; `how` happens at the `after`-th step of an environment."""
 
     how: Callable[[Step], Any]
     after: int = 2
@@ -166,6 +168,14 @@ class Failing:
         return self.how(step) if self.made == self.after else step  # type: ignore[no-any-return]
 
     def close(self) -> None: ...
+
+
+def failing(
+    how: Callable[[Step], Any], after: int = 2, max_workers: int | None = None
+) -> ExternalWorld:
+    """Return `TWO_STEP` with environments that fail."""
+    build = functools.partial(Failing, how, after)
+    return dataclasses.replace(TWO_STEP, build=build, max_workers=max_workers)
 
 
 def raises(step: Step) -> Step:

@@ -6,303 +6,52 @@ Whatever happens, a training ends where an undisturbed one of the same seed ends
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
-import functools
-import json
-import os
-import random
-import socket
-import subprocess
-import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from support import PRIVATE, SMALL, python
+from network_chaos import (
+    AGENTS,
+    ALGORITHMS,
+    COMPILED,
+    DEADLINE,
+    ENDS,
+    SECONDS,
+    SEED,
+    InProcesses,
+    Killed,
+    Trouble,
+    build,
+    data_of,
+    in_a_toy_world,
+    make_team,
+    seen,
+    train,
+    witness,
+    words_of,
+)
 
-from pevdn import worlds
-from pevdn.config import experiment as config
 from pevdn.config.experiment import fingerprint
-from pevdn.network import keys, party, transport
-from pevdn.network import member as process
-from pevdn.network import roster as rosters
+from pevdn.network import party
 from pevdn.network import wire_pb2 as wire
-from pevdn.network import world_server as stage
-from pevdn.network.group import Group, Stopped
-from pevdn.network.mind import Mind
+from pevdn.network.group import Group
+from pevdn.network.membership import Stopped
 from pevdn.network.party import Party
-from pevdn.network.randomness import Rehearsal
 from pevdn.network.recovery import Journal
-from pevdn.network.roster import WORLD, Roster
+from pevdn.network.roster import MODES, Roster
 from pevdn.network.transport import Transport
 from pevdn.network.world_server import WorldServer
 from pevdn.privacy.ledger import Ledger
-from pevdn.worlds.toy import Coordination
-
-SEED = int(os.environ.get("PEVDN_CHAOS_SEED", "0"))
-SECONDS = float(os.environ.get("PEVDN_CHAOS_SECONDS", "600"))  # of the slow test
-SMALLEST = {"learning_starts": 4, "eval_episodes": 2, "buffer_size": 16, "update_every": 1}
-ALGORITHMS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE}
-SNAPSHOTS = 6  # rounds from one to the next
-DEADLINE = 90.0  # seconds after which somebody hangs
-AGENTS = 3
-PATIENCE = 25.0  # seconds
-COMPILED = functools.cache(Mind)
-ENDS: list[Any] = []  # gRPC crashes if a server is freed while a call of it is still in some task
-
-
-def in_a_toy_world(patch: pytest.MonkeyPatch) -> None:
-    """That has work for three."""
-    patch.setattr(worlds, "make", lambda name: Coordination(AGENTS))
-    patch.setattr(worlds, "team_size", lambda name: AGENTS)
-    patch.setattr(party, "SNAPSHOT", SNAPSHOTS)
-
-
-# ---- trouble ----------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """A member is no more: no handler of `Exception` sees this, as none sees a SIGKILL."""
-
-
-class Trouble:
-    """What goes wrong, drawn from a seed."""
-
-    def __init__(self, seed: int, quiet: bool = False) -> None:
-        self.random = random.Random(seed)
-        self.quiet = quiet
-        self.happened: Counter[str] = Counter()
-        self._late: set[asyncio.Task[None]] = set()
-
-    def strikes(self, what: str, probability: float) -> bool:
-        struck = not self.quiet and self.random.random() < probability
-        self.happened[what] += struck
-        return struck
-
-    # messages
-
-    def on_the_way(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`Transport._attempt` on a bad line."""
-
-        async def attempt(one: Transport, to: str, data: bytes, timeout: float) -> Any:
-            if self.strikes("delayed", 0.1):
-                await asyncio.sleep(self.random.choice([0.01, 0.05, 0.05, 0.5]))
-            if self.strikes("dropped", 0.03):
-                raise _no_answer("it was dropped")
-            if self.strikes("overtaken", 0.02):  # thought to be lost, it arrives after all
-                self._later(real(one, to, data, timeout))
-                raise _no_answer("it was late")
-            receipt = await real(one, to, data, timeout)
-            if self.strikes("doubled", 0.05):
-                self._later(real(one, to, data, timeout))
-            if self.strikes("receipt dropped", 0.03):
-                raise _no_answer("the receipt was dropped")
-            return receipt
-
-        return attempt
-
-    def _later(self, work: Coroutine[Any, Any, Any]) -> None:
-        pause = self.random.choice([0.0, 0.02, 0.2, 1.0])
-
-        async def wait_and_send() -> None:
-            try:
-                await asyncio.sleep(pause)
-            except asyncio.CancelledError:
-                work.close()
-                raise
-            with contextlib.suppress(Exception):  # whoever sent it may be gone by now
-                await work
-
-        task = asyncio.create_task(wait_and_send())
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-    # files
-
-    def at_the_disk(self, real: Callable[..., Any], file_of: Any) -> Callable[..., Any]:
-        """A method that writes a line or a file, with kills before, in the middle and after."""
-
-        def write(one: Any, *args: Any, **named: Any) -> Any:
-            if self.strikes("killed before a write", 0.01):
-                raise Killed
-            path, head = file_of(one), one.folder / "ledger.head"
-            size = path.stat().st_size if path is not None and path.exists() else 0
-            before = head.read_bytes() if head.exists() else None
-            found = real(one, *args, **named)
-            if path is not None and self.strikes("killed in a write", 0.01):
-                with path.open("r+b") as file:
-                    file.truncate(self.random.randint(size, path.stat().st_size - 1))
-                if before is not None:
-                    head.write_bytes(before)
-                raise Killed
-            if self.strikes("killed after a write", 0.01):
-                raise Killed
-            return found
-
-        return write
-
-
-def _no_answer(why: str) -> Exception:
-    nothing = transport.grpc.aio.Metadata()
-    code = transport.grpc.StatusCode.UNAVAILABLE
-    return transport.grpc.aio.AioRpcError(code, nothing, nothing, details=why)
-
-
-# ---- witnesses --------------------------------------------------------------------------------
-
-
-def witness(patch: Any, folder: Path) -> None:
-    """Everything that has to be right is written down where it happens."""
-    folder.mkdir(exist_ok=True)
-
-    def write(name: str, **facts: Any) -> None:
-        with (folder / f"{name}.jsonl").open("a") as file:
-            file.write(json.dumps(facts) + "\n")
-
-    def packed(words: np.ndarray) -> str:
-        return base64.b64encode(words.tobytes()).decode()
-
-    real_sum, real_append, real_noise = Party._sum, Journal.append, Rehearsal.noise
-
-    async def opened(one: Party, round: int, words: np.ndarray) -> np.ndarray:
-        write(one.me, said=packed(words), round=round)
-        total = await real_sum(one, round, words)
-        write(one.me, opened=packed(total), round=round)
-        return total
-
-    def append(one: Journal, record: Any) -> None:
-        real_append(one, record)
-        write(one.folder.name.removesuffix(".data"), completed=record.round)
-
-    def noise(one: Rehearsal, round: int, *rest: int) -> np.ndarray:
-        *_, index, _, _ = rest
-        write(f"agent-{index}", noised=round)
-        return real_noise(one, round, *rest)
-
-    patch.setattr(Party, "_sum", opened)
-    patch.setattr(Journal, "append", append)
-    patch.setattr(Rehearsal, "noise", noise)
-
-
-def seen(folder: Path, name: str, what: str) -> list[dict[str, Any]]:
-    lines = (folder / f"{name}.jsonl").read_bytes().split(b"\n")[:-1]
-    return [fact for fact in map(json.loads, lines) if what in fact]
-
-
-def words_of(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), np.uint32)
-
-
-# ---- a team -----------------------------------------------------------------------------------
-
-
-def make_team(
-    out: Path, algorithm: str, mode: str, steps: int, seed: int, patience: float = PATIENCE
-) -> Roster:
-    settings = {**ALGORITHMS[algorithm], **SMALLEST}
-    wanted = config.make(algorithm, "toy:coordination", steps, 1, seed, settings)
-    *ports, last = quiet_ports(AGENTS + 1)
-    parties = [(f"agent-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports)]
-    return keys.create(out, wanted, parties, f"127.0.0.1:{last}", mode, patience, True)
-
-
-def quiet_ports(count: int) -> list[int]:
-    """Ports that no outgoing connection gets while a member is down."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().randrange(15_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
-
-
-def data_of(roster: Roster, name: str) -> Path:
-    return process.data_of(roster.path, name)
-
-
-def build(roster: Roster, name: str) -> Party | WorldServer:
-    key = rosters.private_key(roster.path.parent / f"{name}.key", roster.member(name))
-    if name == WORLD:
-        return WorldServer(roster, key, data_of(roster, name))
-    return Party(roster, name, key, data_of(roster, name))
-
-
-class InOneProcess:
-    """All members over real transports; one that is killed is built again from its files."""
-
-    def __init__(self, roster: Roster, trouble: Trouble, between: float) -> None:
-        self.roster, self.trouble, self.between = roster, trouble, between
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.alive: dict[str, Party | WorldServer] = {}
-        self.dead: set[Any] = set()
-        self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self.kills = 0
-        self.ended: set[str] = set()
-        self.spared: set[str] = set()  # killed after one had ended: left alone from then on
-
-    async def run(self) -> dict[str, Party]:
-        """The parties, once all members have ended."""
-        killer = asyncio.create_task(self._kill())
-        try:
-            await asyncio.gather(*(self._keep_up(name) for name in self.roster.names))
-        finally:
-            killer.cancel()
-        return {name: one for name, one in self.alive.items() if isinstance(one, Party)}
-
-    async def _keep_up(self, name: str) -> None:
-        while True:
-            try:
-                one = await asyncio.to_thread(self._build, name)
-                self.tasks[name] = task = asyncio.create_task(one.run())
-                await asyncio.wait([task])
-                self.tasks.pop(name, None)
-                if not task.cancelled():
-                    task.result()
-                    self.ended.add(name)
-                    return
-            except Killed:
-                pass
-            self.dead.add(self.alive.pop(name, None))
-            self.kills += 1
-            await asyncio.sleep(self.trouble.random.choice([0.0, 0.1, 0.5]))
-
-    def _build(self, name: str) -> Party | WorldServer:
-        """From its files, once no thread of its predecessor writes to them."""
-        with self.busy[name]:
-            self.alive[name] = one = build(self.roster, name)
-        if isinstance(one, Party):
-            real = one._compute
-
-            def work_of_the_living(work: Callable[..., Any], *args: Any) -> Any:
-                with self.busy[name]:
-                    if one in self.dead:
-                        raise Killed
-                    return work(*args)
-
-            one._compute = functools.partial(real, work_of_the_living)  # type: ignore[method-assign]
-        return one
-
-    async def _kill(self) -> None:
-        while True:
-            await asyncio.sleep(self.trouble.random.uniform(0.5, 1.5) * self.between)
-            mortal = sorted(set(self.tasks) - self.spared)
-            if mortal and self.trouble.strikes("killed", 1.0):
-                name = self.trouble.random.choice(mortal)
-                self.tasks.pop(name).cancel()
-                self.spared |= {name} if self.ended else set()  # it may have to wait for a while
 
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Programs are compiled once, though members are built again and again."""
     in_a_toy_world(monkeypatch)
-    monkeypatch.setattr(party, "Mind", COMPILED)
+    monkeypatch.setattr(party, "CompiledAgent", COMPILED)
     begin = Transport.start
 
     async def start(one: Transport) -> None:
@@ -318,93 +67,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         kept[:] = kept or [one.episodes.programs]
         (one.episodes.programs,) = kept
 
-    monkeypatch.setattr(stage.WorldServer, "__init__", share)
+    monkeypatch.setattr(WorldServer, "__init__", share)
     return monkeypatch
-
-
-def train(roster: Roster, trouble: Trouble, between: float) -> tuple[dict[str, Party], int]:
-    team = InOneProcess(roster, trouble, between)
-
-    async def all_of_it() -> dict[str, Party]:
-        everything = asyncio.create_task(team.run())
-        await asyncio.wait([everything], timeout=DEADLINE)
-        states = {name: one.status.report() for name, one in team.alive.items()}
-        told = {name: (r["state"], r.get("round")) for name, r in states.items()}
-        assert everything.done(), f"somebody hangs after {team.kills} kills: {told}"
-        return everything.result()
-
-    return asyncio.run(all_of_it()), team.kills
-
-
-class InProcesses:
-    """Every member a process, some of them killed with SIGKILL and started again."""
-
-    def __init__(self, roster: Roster, folder: Path, trouble: Trouble, between: float) -> None:
-        self.roster, self.folder, self.trouble, self.between = roster, folder, trouble, between
-        self.running: dict[str, subprocess.Popen[str]] = {}
-        self.kills = 0
-
-    def run(self) -> None:
-        """Until all have ended."""
-        deadline, whole = time.monotonic() + 10 * DEADLINE, True
-        for name in self.roster.names:
-            self._start(name)
-        try:
-            kill_at = self._soon()
-            while self.running:
-                time.sleep(0.05)
-                assert time.monotonic() < deadline, f"{sorted(self.running)} hang"
-                # Once somebody has left, all have finished: who is killed then finds nobody.
-                if whole and time.monotonic() > kill_at:
-                    self.running[self.trouble.random.choice(sorted(self.running))].kill()
-                    self.kills, kill_at = self.kills + 1, self._soon()
-                for name, code in [(n, p.poll()) for n, p in self.running.items()]:
-                    if code is None:
-                        continue
-                    words = (self.folder / f"{name}.txt").read_text()
-                    assert code <= 0, f"{name} ended with {words[-2000:]}"
-                    del self.running[name]
-                    if code < 0:
-                        self._start(name)
-                    else:
-                        whole = False
-        finally:
-            for process in self.running.values():
-                process.kill()
-                process.wait()
-
-    def _soon(self) -> float:
-        return time.monotonic() + self.trouble.random.uniform(0.2, 1.8) * self.between
-
-    def _start(self, name: str) -> None:
-        here = str(Path(__file__).parent)
-        tests = str(Path(__file__).parents[1])
-        program = (
-            f"import sys; sys.path[:0] = {[here, tests]!r}; import conftest; "
-            "from test_chaos import take_part; take_part(*sys.argv[1:])"
-        )
-        seed = self.trouble.random.randrange(2**32)
-        with (self.folder / f"{name}.txt").open("a") as words:
-            self.running[name] = python(
-                program,
-                self.roster.path,
-                name,
-                self.folder,
-                seed,
-                stdout=words,
-                stderr=words,
-                env={"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
-            )
-
-
-def take_part(team: str, me: str, folder: str, seed: str) -> None:
-    """A member in a process of its own, on a bad line."""
-    patch = pytest.MonkeyPatch()
-    in_a_toy_world(patch)
-    attempt = Trouble(int(seed)).on_the_way(Transport._attempt)
-    patch.setattr(Transport, "_attempt", attempt)
-    witness(patch, Path(folder))
-    process.run_member(Path(team), me)
 
 
 # ---- claims -----------------------------------------------------------------------------------
@@ -415,12 +79,12 @@ def assert_no_wrong_sum(roster: Roster, folder: Path) -> None:
     said: dict[int, dict[str, str]] = {}
     for one in roster.parties:
         for fact in seen(folder, one.name, "said"):
-            before = said.setdefault(fact["round"], {}).setdefault(one.name, fact["said"])
-            assert before == fact["said"], "a round that is tried again has the same messages"
+            before = said.setdefault(fact["step"], {}).setdefault(one.name, fact["said"])
+            assert before == fact["said"], "a step that is tried again has the same messages"
     opened = 0
     for one in roster.parties:
         for fact in seen(folder, one.name, "opened"):
-            words = [words_of(text).astype(object) for text in said[fact["round"]].values()]
+            words = [words_of(text).astype(object) for text in said[fact["step"]].values()]
             assert len(words) == len(roster.parties)
             total = sum(words) % roster.config.settings.modulus
             assert words_of(fact["opened"]).tolist() == total.tolist()
@@ -428,20 +92,18 @@ def assert_no_wrong_sum(roster: Roster, folder: Path) -> None:
     assert opened
 
 
-def assert_no_round_is_lost_or_doubled(
-    roster: Roster, folder: Path, rounds: int, kills: int
-) -> None:
+def assert_no_step_is_lost_or_doubled(roster: Roster, folder: Path, steps: int, kills: int) -> None:
     for one in roster.parties:
         journal = Journal(data_of(roster, one.name))
         found = journal.load()
         assert found is not None
-        on_disk = [record.round for record in found[2]]
-        assert on_disk == list(range(journal._base + 1, rounds + 1))
-        told = [fact["completed"] for fact in seen(folder, one.name, "completed")]
-        assert told == sorted(set(told)), "a round was completed twice"
+        on_disk = [outcome.step for outcome in found[2]]
+        assert on_disk == list(range(journal._base + 1, steps + 1))
+        written = [fact["completed"] for fact in seen(folder, one.name, "completed")]
+        assert written == sorted(set(written)), "a step was completed twice"
         # Between the journal and the witness a member may have been killed.
-        assert len(set(range(1, rounds + 1)) - set(told)) <= kills
-        assert max(told) <= rounds
+        assert len(set(range(1, steps + 1)) - set(written)) <= kills
+        assert max(written) <= steps
 
 
 def assert_nothing_is_under_counted(roster: Roster, folder: Path, least: int) -> None:
@@ -453,16 +115,16 @@ def assert_nothing_is_under_counted(roster: Roster, folder: Path, least: int) ->
 
 
 def parameters(one: Party) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(one.learner)]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(one.state.learner)]
 
 
 def assert_same_end(parties: dict[str, Party], undisturbed: dict[str, Party]) -> None:
     for name, one in parties.items():
         # Seeds of minibatches come from everybody's secret, but in a rehearsal nothing is drawn
         # from them.
-        wanted = undisturbed[name].course
-        assert one.course.round == wanted.round
-        assert (one.course.updates, one.course.env_steps) == (wanted.updates, wanted.env_steps)
+        reached, wanted = one.state.progress, undisturbed[name].state.progress
+        assert reached.step == wanted.step
+        assert (reached.updates, reached.env_steps) == (wanted.updates, wanted.env_steps)
         pairs = zip(parameters(one), parameters(undisturbed[name]), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs), f"{name} has other parameters"
 
@@ -476,10 +138,10 @@ def assert_undisturbed(
 ) -> None:
     first = undisturbed["agent-0"]
     assert_no_wrong_sum(roster, folder)
-    assert_no_round_is_lost_or_doubled(roster, folder, first.course.round, kills)
+    assert_no_step_is_lost_or_doubled(roster, folder, first.state.progress.step, kills)
     assert_same_end(parties, undisturbed)
-    if first.ledger is not None:
-        assert_nothing_is_under_counted(roster, folder, first.ledger.exposure[0])
+    if first.state.ledger is not None:
+        assert_nothing_is_under_counted(roster, folder, first.state.ledger.exposure[0])
 
 
 @pytest.mark.parametrize(
@@ -496,7 +158,7 @@ def test_a_team_in_trouble_ends_where_an_undisturbed_one_does(
     one_process.setattr(Transport, "_attempt", trouble.on_the_way(Transport._attempt))
     for kind, method, file_of in [
         (Journal, "append", lambda journal: journal._path()),
-        (Journal, "keep", lambda journal: None),
+        (Journal, "write_block", lambda journal: None),
         (Journal, "save", lambda journal: None),
         (Ledger, "_append", lambda ledger: ledger.folder / "ledger.jsonl"),
     ]:
@@ -518,7 +180,7 @@ def test_processes_killed_for_minutes_end_where_undisturbed_ones_do(
     """Trainings one after the other for PEVDN_CHAOS_SECONDS (600), seeds from PEVDN_CHAOS_SEED."""
     until, seed = time.monotonic() + SECONDS, SEED
     while time.monotonic() < until:
-        algorithm, mode = list(ALGORITHMS)[seed % 2], rosters.MODES[seed // 2 % 2]
+        algorithm, mode = list(ALGORITHMS)[seed % 2], MODES[seed // 2 % 2]
         calm = make_team(tmp_path / f"calm-{seed}", algorithm, mode, 60, seed)
         undisturbed, _ = train(calm, Trouble(0, quiet=True), 1e6)
         roster = make_team(tmp_path / f"chaos-{seed}", algorithm, mode, 60, seed, patience=90.0)
@@ -546,7 +208,7 @@ def test_a_hello_that_was_overtaken_replaces_no_later_one(
     late = bob._hello()
     alice.receive(late)
     alice.receive(early)
-    assert list(alice.heard["agent-1"].names) == ["agent-0", "agent-1"]
+    assert list(alice.members.hellos["agent-1"].names) == ["agent-0", "agent-1"]
 
 
 def test_who_was_killed_between_two_farewells_says_them_again(
@@ -566,28 +228,30 @@ def test_who_was_killed_between_two_farewells_says_them_again(
     one_process.setattr(Group, "say_farewell", say_farewell)
     parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
     assert kills == 1
-    assert {one.course.round for one in parties.values()} == {parties["agent-0"].course.round}
+    assert {one.state.progress.step for one in parties.values()} == {
+        parties["agent-0"].state.progress.step
+    }
 
 
-def test_who_was_killed_after_the_last_round_comes_back_for_who_missed_its_end(
+def test_who_was_killed_after_the_last_step_comes_back_for_who_missed_its_end(
     one_process: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED)
     real, killed = Party._complete, set()
 
-    async def complete(one: Party, record: Any, thought: Any = None) -> None:
-        last = record.kind == "evaluate" and one.course.env_steps >= 12
+    async def complete(one: Party, outcome: Any, messages: Any = None) -> None:
+        last = outcome.kind == "evaluate" and one.state.progress.env_steps >= 12
         if last and one.me not in killed:
             killed.add(one.me)
-            if one.me != "agent-0":  # for them, the round is over
-                one.journal.append(record)
+            if one.me != "agent-0":  # for them, the step is over
+                one.state.journal.append(outcome)
             raise Killed
-        await real(one, record, thought)
+        await real(one, outcome, messages)
 
     one_process.setattr(Party, "_complete", complete)
     parties, kills = train(roster, Trouble(0, quiet=True), 1e6)
     assert kills == AGENTS
-    assert len({one.course.round for one in parties.values()}) == 1
+    assert len({one.state.progress.step for one in parties.values()}) == 1
 
 
 @pytest.mark.slow
@@ -598,10 +262,10 @@ def test_nobody_waits_for_ever_for_one_who_does_not_come_back(
     roster = make_team(tmp_path, "pe-vdn-b", "shares", 40, SEED, patience=6.0)
     real = Party._update
 
-    async def update(one: Party) -> Any:
+    async def update(one: Party, step: int) -> Any:
         if one.me == "agent-0":
             raise Killed
-        return await real(one)
+        return await real(one, step)
 
     one_process.setattr(Party, "_update", update)
 
@@ -619,19 +283,19 @@ def test_nobody_waits_for_ever_for_one_who_does_not_come_back(
 
 
 @pytest.mark.slow
-def test_who_missed_the_last_round_gets_it_from_others_that_had_left(
+def test_who_missed_the_last_step_gets_it_from_others_that_had_left(
     one_process: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All are started again, as the sentence says that it stops with."""
     roster = make_team(tmp_path, "pe-vdn-b", "shares", 12, SEED, patience=6.0)
     real, killed = Party._complete, []
 
-    async def complete(one: Party, record: Any, thought: Any = None) -> None:
-        last = record.kind == "evaluate" and one.course.env_steps >= 12
+    async def complete(one: Party, outcome: Any, messages: Any = None) -> None:
+        last = outcome.kind == "evaluate" and one.state.progress.env_steps >= 12
         if last and one.me == "agent-0" and not killed:
             killed.append(one.me)
             raise Killed
-        await real(one, record, thought)
+        await real(one, outcome, messages)
 
     one_process.setattr(Party, "_complete", complete)
 
@@ -640,14 +304,14 @@ def test_who_missed_the_last_round_gets_it_from_others_that_had_left(
         await asyncio.wait(tasks.values(), timeout=DEADLINE)
         return {name: task.exception() for name, task in tasks.items()}
 
-    def rounds() -> list[int]:
+    def steps() -> list[int]:
         parties = [build(roster, one.name) for one in roster.parties]
-        return [one.course.round for one in parties if isinstance(one, Party)]
+        return [one.state.progress.step for one in parties if isinstance(one, Party)]
 
     ends = asyncio.run(all_of_it())
     assert isinstance(ends.pop("agent-0"), Killed)
     assert set(ends.values()) == {None}
-    first, second, third = rounds()
+    first, second, third = steps()
     assert first + 1 == second == third
     assert set(asyncio.run(all_of_it()).values()) == {None}
-    assert rounds() == [second] * AGENTS
+    assert steps() == [second] * AGENTS

@@ -107,10 +107,10 @@ def test_members_in_namespaces_of_their_own_train_and_a_cut_link_is_mended(
 
     running = {name: networks.start(roster, name) for name in MEMBERS}
     try:
-        wait_until(roster, lambda reports: reports["bob"].get("round", 0) >= 3)
+        wait_until(roster, lambda reports: reports["bob"].get("step", 0) >= 3)
         networks.cut("bob")
         time.sleep(3.0)
-        rounds = {name: one.get("round") for name, one in local.reports(roster).items()}
+        steps = {name: one.get("step") for name, one in local.reports(roster).items()}
         networks.mend("bob")
         ends = {name: process.communicate(timeout=PATIENCE) for name, process in running.items()}
     finally:
@@ -120,7 +120,7 @@ def test_members_in_namespaces_of_their_own_train_and_a_cut_link_is_mended(
     for name, (_, err) in ends.items():
         assert running[name].returncode == 0, f"{name}: {err}"
     reports = {name: json.loads(out) for name, (out, _) in ends.items()}
-    assert reports["alice"]["round"] == reports["bob"]["round"] > rounds["bob"]
+    assert reports["alice"]["step"] == reports["bob"]["step"] > steps["bob"]
     assert reports["alice"]["env_steps"] >= 80
     assert {reports[name]["state"] for name in MEMBERS} == {"finished"}
 

@@ -14,18 +14,18 @@ import pytest
 
 from pevdn.errors import UsageError
 from pevdn.network import status
-from pevdn.network.transport import Counters
+from pevdn.network.traffic import Counters
 
 
 @pytest.fixture
 def member(tmp_path: Path) -> status.Status:
     counters = Counters()
-    counters.talks["bob"].bytes_sent = 1234
+    counters.peers["bob"].bytes_sent = 1234
     group: Any = SimpleNamespace(
         me="alice", waiting_for=[], transport=SimpleNamespace(counters=counters)
     )
     found = status.Status(tmp_path, group)
-    found.facts |= {"round": 7, "env_steps": 90, "epsilon_team": 1.5, "epsilon_agent": 0.5}
+    found.facts |= {"step": 7, "env_steps": 90, "epsilon_team": 1.5, "epsilon_agent": 0.5}
     return found
 
 
@@ -46,7 +46,7 @@ def test_time_is_counted_by_what_it_is_spent_on(member: status.Status) -> None:
 def test_a_member_that_writes_nothing_any_more_is_down(member: status.Status) -> None:
     member.write()
     found = status.read(member.folder)
-    assert found is not None and found["state"] == "starting" and found["round"] == 7
+    assert found is not None and found["state"] == "starting" and found["step"] == 7
     old = {**found, "time": time.time() - 2 * status.STALE}
     for state, shown in (("training", "down"), ("finished", "finished"), ("stopped", "stopped")):
         (member.folder / status.STATUS).write_text(json.dumps({**old, "state": state}))
@@ -56,11 +56,11 @@ def test_a_member_that_writes_nothing_any_more_is_down(member: status.Status) ->
 
 
 def test_events_are_lines_of_json(member: status.Status) -> None:
-    member.event("agreed", round=3)
+    member.event("view agreed", step=3)
     member.event("stopped", reason="because")
     lines = [json.loads(x) for x in (member.folder / status.LOG).read_text().splitlines()]
-    assert [(x["event"], x.get("round"), x.get("reason")) for x in lines] == [
-        ("agreed", 3, None),
+    assert [(x["event"], x.get("step"), x.get("reason")) for x in lines] == [
+        ("view agreed", 3, None),
         ("stopped", None, "because"),
     ]
 
@@ -71,7 +71,7 @@ def test_prometheus_is_served_on_this_machine_alone(member: status.Status) -> No
     status.serve(port, member)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
-    assert 'pevdn_round{member="alice"} 7.0' in text
+    assert 'pevdn_step{member="alice"} 7.0' in text
     assert 'pevdn_epsilon_team{member="alice"} 1.5' in text
     assert 'pevdn_bytes_total{direction="sent",member="alice",peer="bob"} 1234.0' in text
     with pytest.raises(UsageError, match=f"--metrics-port {port} .* choose another port"):

@@ -17,7 +17,7 @@ from support import (
 
 from pevdn.errors import UsageError
 from pevdn.policies import evaluate
-from pevdn.training import loop as run
+from pevdn.training import evaluator
 from pevdn.training.loop import Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -40,7 +40,7 @@ def test_an_evaluation_repeats_with_its_seed(finished: dict[str, Run]) -> None:
 
 def test_every_evaluation_of_every_seed_plays_episodes_of_its_own() -> None:
     def keys(number: int) -> list[Any]:
-        return jax.random.key_data(run.evaluation_keys(jnp.arange(3), number)).tolist()
+        return jax.random.key_data(evaluator.evaluation_keys(jnp.arange(3), number)).tolist()
 
     all_of_them = [tuple(key) for number in range(4) for key in keys(number)]
     assert len(set(all_of_them)) == 12

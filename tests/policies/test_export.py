@@ -26,13 +26,13 @@ from pevdn.agent import networks
 from pevdn.config import experiment as configuration
 from pevdn.config.settings import setting_fields
 from pevdn.errors import PevdnError, UsageError
-from pevdn.network.mind import Mind
+from pevdn.network.compiled_agent import CompiledAgent
 from pevdn.network.recovery import Journal
 from pevdn.policies import export
-from pevdn.policies.policy import AgentPolicy
+from pevdn.policies.policy import AgentPolicy, describe_model
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.planner import Plan
-from pevdn.simulation.host import simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.loop import Progress, Run
 from pevdn.worlds.interface import AgentSpec, EntityGroup
@@ -54,7 +54,7 @@ def player() -> Iterator[ModuleType]:
 def fresh(out: Path, algorithm: str, env: str, seeds: int = 2, **settings: Any) -> Run:
     """A run with one empty episode and nothing learnt; seeds and agents have other parameters."""
     config = configuration.make(algorithm, env, 100, seeds, 5, {**SMALL, **settings})
-    simulation = simulation_for(worlds.make(env), config)
+    simulation = Simulation(worlds.make(env), config)
     out.mkdir(parents=True)
     (out / "config.yaml").write_text(configuration.to_text(config))
     state = jax.jit(simulation.start)(jnp.arange(5, 5 + seeds))
@@ -309,9 +309,9 @@ def test_a_private_policy_says_what_the_ledger_says_of_its_seed(
     facts = pevdn.export(private, 0, seed=5 + lane, out=tmp_path / "policy").facts
     assert {name: float(facts[name]) for name in guaranteed._fields} == guaranteed._asdict()
     assert "no matter when or why the training ended" in facts["privacy"]
-    assert "neighbours by zero-out" in facts["privacy"] and "chose anchors" in facts["privacy"]
+    assert "neighbours by zero-out" in facts["privacy"] and "selected anchors" in facts["privacy"]
     assert (
-        "epsilon_agent counts one agent's own gradients alone and is no bound" in facts["privacy"]
+        "epsilon_agent covers one agent's own gradients alone and is no bound" in facts["privacy"]
     )
 
 
@@ -337,16 +337,16 @@ def test_without_noise_nothing_is_promised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "changes", "told"),
+    ("model", "changes", "described"),
     [
         ("best", {"anchor": True}, "anchor, or running if there is none"),
         ("best", {"anchor": True, "average_decay": 0.9}, "anchor, or average if there is none"),
         ("running", {"average_decay": 0.9}, "running"),
     ],
 )
-def test_the_model_is_named(model: str, changes: dict[str, Any], told: str) -> None:
+def test_the_model_is_named(model: str, changes: dict[str, Any], described: str) -> None:
     config = configuration.make("pe-vdn-b", settings={**SMALL, **changes})
-    assert export._named(config, model) == told
+    assert describe_model(model, config.settings) == described
 
 
 # --- a party's agent -------------------------------------------------------------------------
@@ -358,18 +358,18 @@ def test_a_party_exports_its_own_agent(tmp_path: Path, player: ModuleType) -> No
     config = configuration.make("pe-vdn-b", "toy:coordination", 100, settings=SMALL)
     (folder / "config.yaml").write_text(configuration.to_text(config))
     agents = worlds.make("toy:coordination").agents
-    leaves = jax.tree.leaves(Mind(config, agents[1], 2, 1).begin(jax.random.key(4)))
+    leaves = jax.tree.leaves(CompiledAgent(config, agents[1], 2, 1).begin(jax.random.key(4)))
     arrays = {str(n): np.asarray(leaf) for n, leaf in enumerate(leaves)}
-    Journal(folder).save(0, arrays, {"agent": 1, "course": {"anchored": False}})
+    Journal(folder).save(0, arrays, {"agent": 1, "progress": {"anchored": False}})
 
     path, facts = pevdn.export(folder)
     assert path == folder / "agent-1.safetensors" and facts["agent"] == "1"
     ours, theirs = pevdn.load_agent(folder), player.load(path)
     for seen in np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32):
         assert_same(theirs, ours, seen, None)
-    with pytest.raises(UsageError, match=r"agent is 0, but .* has agent 1 alone"):
+    with pytest.raises(UsageError, match=r"agent is 0, but .* has only agent 1"):
         pevdn.export(folder, 0)
-    with pytest.raises(UsageError, match=r"seed is 3, but .* leave --seed out"):
+    with pytest.raises(UsageError, match=r"seed is 3, but .* omit --seed"):
         pevdn.export(folder, seed=3)
 
 
@@ -396,7 +396,7 @@ def test_the_command_says_what_it_wrote(run: Run, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["--agent", "0", "--format", "onx"], "unknown format 'onx'; did you mean 'onnx'\\?"),
-        ([], "plain holds a team; say whose policy it is to be with --agent."),
+        ([], "plain holds a team; select one agent with --agent."),
         (["--agent", "2"], "agent is 2, but .*plain has agents 0 to 1."),
         (["--agent", "-1"], "agent is -1, but .*plain has agents 0 to 1."),
         (["--agent", "0", "--seed", "9"], "seed is 9, but .*plain has seeds 5 to 6."),
@@ -545,7 +545,7 @@ def test_the_example_reads_observations_as_the_worlds_do(player: ModuleType) -> 
     spaces = pytest.importorskip("gymnasium.spaces")
     space = spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(3, start=1)])
     picture = np.array([[0, 51], [102, 255]], np.uint8)
-    found = player.numbers(space, (picture, 2))
+    found = player.flatten(space, (picture, 2))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [0, 0.2, 0.4, 1, 0, 1, 0], rtol=1e-6)
 

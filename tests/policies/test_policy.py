@@ -20,7 +20,7 @@ import pevdn
 from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.policies import evaluate, policy
-from pevdn.training import loop as run
+from pevdn.training import evaluator
 from pevdn.training.loop import Run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -184,14 +184,14 @@ def test_no_two_scores_are_of_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above all: an anchor is not scored on the episodes for which it was chosen."""
-    real, drawn = run.evaluation_keys, []
+    real, drawn = evaluator.evaluation_keys, []
 
     def draw(seeds: Any, number: int) -> Any:
         keys = real(seeds, number)
         drawn.append(tuple(jax.random.key_data(keys[0]).tolist()))
         return keys
 
-    monkeypatch.setattr(run, "evaluation_keys", draw)
+    monkeypatch.setattr(evaluator, "evaluation_keys", draw)
     trained = train("pe-vdn-c", tmp_path / "run", average_decay=0.9, anchor_penalty=0.0)
     assert all("win_rate_anchor" in line and "win_rate_average" in line for line in trained.metrics)
     assert len(set(drawn)) == len(drawn) == 3 * len(trained.metrics)

@@ -1,9 +1,9 @@
-"""A search for a sequence of faults after which the ledger holds less than was done.
+"""Search for a sequence of faults after which the ledger counts too few updates.
 
-The training is the real one, in this process. A wrapper around the compiled program writes down
-the ground truth: every distinct transition from one state to another, and the updates in it. The
-same transition made twice releases nothing new and counts once. Whatever happens, the updates that
-the run consists of and those that its ledger calls lost have to cover the ground truth.
+The training is the real one, in this process. A wrapper around the compiled program records the
+ground truth: every distinct transition from one state to another, and its updates. A repeated
+transition releases nothing new and counts once. After any faults, the updates in the run and those
+that its ledger calls lost must cover the ground truth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pevdn.privacy.accounting import Mechanism, Spent
 from pevdn.privacy.ledger import FILE, HEAD, Ledger
 from pevdn.privacy.planner import Plan
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.training import accountant, checkpoint, figures, memory
 from pevdn.training import loop as runs
 from pevdn.training.checkpoint import Checkpoints
@@ -52,12 +52,12 @@ WANTED = config.make(
 
 
 class Killed(BaseException):
-    """As sudden as it gets within one process: nothing that handles errors sees it."""
+    """Ends a training within one process; no error handler catches it."""
 
 
 @dataclass
 class Fault:
-    """What goes wrong in a training, and when: at the n-th occasion that there is for it."""
+    """A fault and when it strikes: at its n-th opportunity."""
 
     kind: str = "none"
     when: int = 0
@@ -91,7 +91,7 @@ def total(rows: Any) -> list[int]:
 
 
 class Laboratory:
-    """Where trainings go wrong as planned. One run at a time."""
+    """Injects faults into trainings, one run at a time."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
         self.folder, self.number = folder, 0
@@ -110,7 +110,7 @@ class Laboratory:
         patch.setattr(runs._Training, "_check_host_memory", lambda _: self._settled())
 
     def fresh(self, **changes: Any) -> Run:
-        """A run that was asked for, and not begun."""
+        """Return a configured run that has not started."""
         run = self.place()
         run.path.mkdir()
         (run.path / "config.yaml").write_text(config.to_text(WANTED, OPTIONS.replace(changes)))
@@ -122,7 +122,7 @@ class Laboratory:
         return Run(self.folder / f"run-{self.number}")
 
     def resume(self, run: Run, kind: str = "none", when: int = 0, new_noise: bool = False) -> None:
-        """Train until the run is finished or something goes wrong."""
+        """Train until the run is finished or the fault strikes."""
         self.fault = Fault(kind, when)
         try:
             pevdn.resume(run.path, new_noise=new_noise)
@@ -284,7 +284,7 @@ FAULTS = st.one_of(
 
 def machine(laboratory: Laboratory, undisturbed: list[dict[str, Any]]) -> type:
     class Operator(RuleBasedStateMachine):
-        """Somebody who trains, with bad luck."""
+        """A user whose training fails again and again."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -478,14 +478,14 @@ def test_no_ledger_is_begun_over_one_whose_files_are_gone(
 
 def test_a_renewal_uses_no_key_of_the_block_that_it_gives_up() -> None:
     """`fold_in(key, n)` is `split(key, 3)[n]`: without a salt the keys of the block come again."""
-    simulation = simulation_for(worlds.make(WANTED.env), WANTED)
+    simulation = Simulation(worlds.make(WANTED.env), WANTED)
     state = jax.jit(simulation.start)(jax.numpy.arange(SEEDS))
 
     def drawn(keys: Any) -> set[bytes]:
         """All keys that training derives for the next blocks, and those that it starts from."""
         found, start = [keys], keys
         for _ in range(3):
-            start, *more, _ = simulation._draw(start, state.env_steps)
+            start, *more, _ = simulation.draw(start, state.env_steps)
             found += [start, *more]
         rows = [np.asarray(jax.random.key_data(x)).reshape(-1, 2) for x in found]
         return {row.tobytes() for row in np.concatenate(rows)}

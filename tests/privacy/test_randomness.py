@@ -1,4 +1,4 @@
-"""Claims about where random numbers come from: keys that nobody guesses, and none used twice."""
+"""Random keys: secret ones cannot be guessed, and no key is used twice."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ import pytest
 import tiny_worlds as tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from ledgers import without_epsilon
 from scipy.stats import chisquare
 from support import PRIVATE, cli, metrics_of
 
@@ -183,11 +184,6 @@ def test_what_a_kill_lost_is_repeated_with_the_same_noise(
         assert without_epsilon(Run(path)) == without_epsilon(from_os), name
 
 
-def without_epsilon(run: Run) -> list[dict[str, Any]]:
-    """The ledger knows of what was lost from the start, so that ε is larger from the start."""
-    return [{k: v for k, v in x.items() if not k.startswith("epsilon")} for x in run.metrics]
-
-
 def test_a_run_that_lost_its_secret_before_its_first_checkpoint_is_refused(
     from_os: Run, tmp_path: Path
 ) -> None:
@@ -235,9 +231,9 @@ def test_whoever_goes_on_draws_new_random_numbers(tmp_path: Path, noticed: bool)
 
 def simulation_of(run: Run) -> Any:
     from pevdn import worlds
-    from pevdn.simulation.host import simulation_for
+    from pevdn.simulation.program import Simulation
 
-    return simulation_for(worlds.make(run.config.env), run.config)
+    return Simulation(worlds.make(run.config.env), run.config)
 
 
 def keys_of(run: Run) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""The audit: it leaves the real mechanism alone, and finds every planted mistake.
+"""The audit: it passes the real mechanism and finds every planted bug.
 
-Seeds are fixed. All bounds of an audit hold at once but for a chance of 5 %. That a bound is large
-enough is asserted three of its standard deviations below its mean, both from thirty audits of
-numbers drawn by hand from the claimed distributions.
+Seeds are fixed. All bounds of an audit hold simultaneously with 95 % confidence. Thresholds for
+large bounds are three standard deviations below the mean, both from thirty audits of scores drawn
+from the claimed distributions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from support import Said, cli
+from support import Said, cli, split_keys
 
 from pevdn.config import experiment as config
 from pevdn.privacy.accounting import epsilon
-from pevdn.simulation.program import Simulation, split_keys
+from pevdn.simulation.program import Simulation
 from pevdn.verification import audit
 from pevdn.verification.audit import PLANTED, Scores
 from pevdn.worlds.base import AgentSpec
@@ -39,8 +39,8 @@ def audited(*epsilons: float, plant: str | None = None) -> dict[str, Any]:
     return audit.audit(TEAM, epsilons, TRIALS, seed=1, plant=plant, scaled=SETTINGS)
 
 
-def rows(document: dict[str, Any], view: str) -> list[dict[str, Any]]:
-    return [row for row in document["rows"] if row["view"] == view]
+def rows(document: dict[str, Any], observer: str) -> list[dict[str, Any]]:
+    return [row for row in document["rows"] if row["view"] == observer]
 
 
 # ---- the audit as a whole -------------------------------------------------------------------
@@ -73,16 +73,16 @@ def test_a_broken_mechanism_is_exposed(plant: str):
     assert not agent["passed"] and not document["passed"]
     assert agent["epsilon_claimed"] == pytest.approx(1, rel=0.01)  # the claim is the honest one
     assert agent["epsilon_lower_bound"] > agent["epsilon_claimed"]
-    assert "in the agent view is false" in str(audit.refuted(document))
+    assert "for the agent observer is false" in str(audit.refuted(document))
 
 
-def test_a_team_view_without_root_n_is_exposed_and_nothing_else_is():
-    """The program is as it should be, so what is seen of it is the same; only the claim is not."""
+def test_a_team_claim_without_root_n_is_exposed_and_nothing_else_is():
+    """The program is correct, so its scores are the same; only the claim is wrong."""
     document = audited(1.0, plant="no-root-n")
     (agent,), (team,) = rows(document, "agent"), rows(document, "team")
     assert agent["passed"] and not team["passed"] and document["delta"] == 8**-1.1
     assert team["epsilon_claimed"] == agent["epsilon_claimed"]
-    assert "in the team view is false" in str(audit.refuted(document))
+    assert "for the team observer is false" in str(audit.refuted(document))
     honest = audited(1.0, 8.0)["rows"]
     assert [team["auc"], agent["auc"]] == [honest[0]["auc"], honest[1]["auc"]]  # from the seed
 
@@ -114,13 +114,13 @@ def test_the_canary_is_clipped_and_points_where_the_attacker_expects_at_every_up
     exposure, with_it, without = audit._scores(sim, claim, fresh, 8, TRIALS, 1)
     assert exposure == 8
     q = 0.25
-    for view, agents in (("agent", 1), ("team", 3)):
+    for observer, agents in (("agent", 1), ("team", 3)):
         weight = agents / (2 * sigma**2)
         hit, miss = (math.log(1 - q + q * math.exp(sign * weight)) for sign in (1, -1))
-        sampled = (getattr(with_it, view) - 8 * miss) / (hit - miss)
+        sampled = (getattr(with_it, observer) - 8 * miss) / (hit - miss)
         assert np.allclose(sampled, np.rint(sampled), atol=0.01)
         assert abs(sampled.mean() - 8 * q) < 5 * math.sqrt(8 * q * (1 - q) / TRIALS)
-        assert np.allclose(getattr(without, view), 8 * miss, atol=0.01)
+        assert np.allclose(getattr(without, observer), 8 * miss, atol=0.01)
 
 
 def random_team(seed: int, simulation: Simulation, lanes: int) -> tuple[Any, ...]:
@@ -210,8 +210,8 @@ def test_unlike_samples_are_learnt_from_in_full_and_divided_by_the_same_number()
         lambda x, rows: jnp.broadcast_to(x[:, :, None], rows.shape), record, state.replays[0]
     )
     state = state._replace(replays=(everywhere,), episodes=jnp.array([2, 8]))
-    with patch("pevdn.simulation.program.PART", 3):
-        (released,), _ = jax.jit(sim._gradients)(state, split_keys(state.key, 4))
+    with patch.object(sim, "part", 3):
+        (released,), _ = jax.jit(sim.gradients)(state, split_keys(state.key, 4))
     squares = [np.square(x).reshape(2, 3, -1).sum(-1) for x in jax.tree.leaves(released)]
     expected = np.array([[2.0], [8.0]]) * sim.settings.clip_norm / 8
     assert np.allclose(np.sqrt(sum(squares)), expected, rtol=1e-3)
@@ -296,7 +296,9 @@ def test_a_refuted_claim_is_printed_and_leaves_with_1_and_a_sentence(told):
     assert said.code == 1
     document = json.loads(said.out)
     assert document["passed"] is False and document["rows"][0]["passed"] is False
-    assert said.sentence.startswith("pevdn: the claim of ε = 1.00 in the team view is false: ε is")
+    assert said.sentence.startswith(
+        "pevdn: the claim of ε = 1.00 for the team observer is false: ε is"
+    )
     table = told(9.0, "--epsilon", 1, "--plant", "no-noise")
     assert table.code == 1 and "REFUTED" in table.out and table.sentence == said.sentence
     assert "95% confidence" in table.out and "agent (conditional)" in table.out
@@ -374,9 +376,9 @@ def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPat
         (["--epsilon", "nan"], "epsilon is 'nan', but must be a number."),
         (
             ["--set", "noise_multiplier=1", "--epsilon", 1],
-            "noise_multiplier is given, and ε follows from it; leave out epsilon.",
+            "noise_multiplier is set and determines ε; leave out epsilon.",
         ),
-        (["--set", "noise_multiplier=0"], "noise_multiplier is 0, so that nothing is claimed"),
+        (["--set", "noise_multiplier=0"], "noise_multiplier is 0, which claims no ε to audit"),
         (["--scale", "buffersize=8"], "unknown setting 'buffersize'; did you mean 'buffer_size'?"),
         (["--delta", 0], "delta is 0, but must be above 0 and at most 0.5."),
         (["--delta", 1.5], "delta is 1.5, but must be above 0 and at most 0.5."),
@@ -385,7 +387,7 @@ def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPat
         (["--agents", 0], "agents is 0, but must be at least 1."),
         (["--batch-size", 64], "expected_batch_size is 64, but a buffer of buffer_size=32"),
         (["--seed", -1], "seed is -1, but must be at least 0."),
-        (["--env", "toy:two-step", "--agents", 3], "agents is 3, but toy:two-step has its own"),
+        (["--env", "toy:two-step", "--agents", 3], "agents is 3, but toy:two-step has a fixed"),
         (["--env", "toy:coordinatio"], "unknown world 'toy:coordinatio'; did you mean"),
     ],
 )

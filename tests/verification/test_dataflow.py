@@ -1,4 +1,4 @@
-"""No data of one agent reaches another but through the exchange: the proof, and what it catches."""
+"""The data-flow proof: no agent's data reaches another except through the exchange."""
 
 from functools import cache
 
@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 
 from pevdn import worlds
 from pevdn.config import experiment as config
+from pevdn.simulation.players import Actors
 from pevdn.simulation.program import Simulation
 from pevdn.verification.dataflow import PUBLIC, Source, Walk, _mark, violations, watch
 from pevdn.worlds.toy import Coordination
@@ -74,30 +75,38 @@ def replaced(pair, i, value):
 
 
 class StoresAnothersObservations(Simulation):
-    def _append(self, state, played, active):
+    def append(self, state, played, next_key, active):
         ours, theirs = played.episodes
         both = theirs.observations.at[..., :5].add(ours.observations)
         episodes = (ours, theirs._replace(observations=both))
-        return super()._append(state, played._replace(episodes=episodes), active)
+        return super().append(state, played._replace(episodes=episodes), next_key, active)
 
 
 class AddsAnothersParameters(Simulation):
-    def _gradients(self, state, keys):
-        (ours, theirs), refused = super()._gradients(state, keys)
+    def gradients(self, state, keys):
+        (ours, theirs), refused = super().gradients(state, keys)
         leak = state.learners[0].params.output_bias.sum()
         return (ours, jax.tree.map(lambda g: g + leak, theirs)), refused
 
 
+class MixesMemories(Actors):
+    def act(self, params, memories, *rest):
+        (ours, theirs), last = memories
+        return super().act(params, ((ours, ours + theirs), last), *rest)
+
+
 class ActsOnAnothersMemory(Simulation):
-    def _act(self, params, memories, *rest):
-        return super()._act(params, (memories[0], memories[0] + memories[1]), *rest)
+    def __init__(self, *args):
+        super().__init__(*args)
+        own = self.player.actors
+        self.player.actors = MixesMemories(own.team, own.program, own.by_lane)
 
 
 class SkipsAnUpdateForAnothersAction(Simulation):
     """Nothing of agent 0 is ever added to anything: only whether agent 1 learns depends on it."""
 
-    def _update(self, state, keys, ready):
-        after = super()._update(state, keys, ready)
+    def update(self, state, keys, ready):
+        after = super().update(state, keys, ready)
         chosen = jax.lax.cond(
             jnp.any(state.replays[0].actions == 2),
             lambda: state.learners[1],
@@ -109,8 +118,8 @@ class SkipsAnUpdateForAnothersAction(Simulation):
 class PlaysLongerForAnothersAction(Simulation):
     """As often as agent 0 acted, agent 1's parameters shrink: only the number of turns tells."""
 
-    def _update(self, state, keys, ready):
-        after = super()._update(state, keys, ready)
+    def update(self, state, keys, ready):
+        after = super().update(state, keys, ready)
         bias = after.learners[1].params.output_bias
         turns = state.replays[0].actions.sum()
         bias = jax.lax.fori_loop(0, turns, lambda _, x: x * 0.9, bias)
@@ -122,8 +131,8 @@ class PlaysLongerForAnothersAction(Simulation):
 class HandsOnInALoop(Simulation):
     """Two turns of a loop, of which only the second brings agent 0's bias to agent 1."""
 
-    def _gradients(self, state, keys):
-        (ours, theirs), refused = super()._gradients(state, keys)
+    def gradients(self, state, keys):
+        (ours, theirs), refused = super().gradients(state, keys)
         first = (state.learners[0].params.output_bias.sum(), jnp.zeros(()), theirs.output_bias)
 
         def turn(carry, _):
@@ -137,18 +146,18 @@ class HandsOnInALoop(Simulation):
 class TellsAnothersValueInItsMessage(Simulation):
     """Agent 1's targets go into its message and nowhere else."""
 
-    def _learn(self, learners, *rest):
+    def sum_batch(self, learners, *rest):
         ours, theirs = learners
         leak = theirs.target.output_bias + ours.target.output_bias.sum()
         target = theirs.target._replace(output_bias=leak)
-        return super()._learn((ours, theirs._replace(target=target)), *rest)
+        return super().sum_batch((ours, theirs._replace(target=target)), *rest)
 
 
 class Exchanges(Simulation):
     """Uses the exchange for something else too."""
 
-    def _learn(self, learners, batches, padding, keys):
-        total, refused = super()._learn(learners, batches, padding, keys)
+    def sum_batch(self, learners, batches, padding, keys):
+        total, refused = super().sum_batch(learners, batches, padding, keys)
         seen = [batch.observations[:, :, :-1, :, :5] for batch in batches]  # (S, 1, T, B, 5)
         return total, refused + self.heard(keys, seen)
 
@@ -183,17 +192,17 @@ class ExchangesTurnByTurn(Exchanges):
 
 
 class SeedsWithActions(Simulation):
-    def _append(self, state, played, active):
-        state = super()._append(state, played, active)
+    def append(self, state, played, next_key, active):
+        state = super().append(state, played, next_key, active)
         leak = played.episodes[0].actions.astype(jnp.uint32).sum()
         return state._replace(key=jax.vmap(lambda key: jax.random.fold_in(key, leak))(state.key))
 
 
 class PaysForActions(Simulation):
-    def _append(self, state, played, active):
+    def append(self, state, played, next_key, active):
         ours, theirs = played.episodes
         theirs = theirs._replace(rewards=theirs.rewards + (theirs.actions == 2))
-        return super()._append(state, played._replace(episodes=(ours, theirs)), active)
+        return super().append(state, played._replace(episodes=(ours, theirs)), next_key, active)
 
 
 class ScoresParameters(Simulation):
@@ -216,9 +225,9 @@ class AnchorsByAnothersParameters(Simulation):
 
 
 class WritesElsewhere(Simulation):
-    def _append(self, state, played, active):
+    def append(self, state, played, next_key, active):
         jax.debug.callback(lambda x: None, played.episodes[0].observations)
-        return super()._append(state, played, active)
+        return super().append(state, played, next_key, active)
 
 
 @pytest.mark.parametrize(
@@ -267,11 +276,11 @@ class WritesElsewhere(Simulation):
         ),
         (
             SeedsWithActions,
-            "advance: what everyone knows (key) is reached by data of agent 0",
+            "advance: public data (key) is reached by data of agent 0",
         ),
         (
             ScoresParameters,
-            "evaluate: what everyone knows (win_rate) is reached by data of agent 0",
+            "evaluate: public data (win_rate) is reached by data of agent 0",
         ),
         (
             AnchorsByAnothersParameters,
@@ -279,7 +288,7 @@ class WritesElsewhere(Simulation):
         ),
         (
             WritesElsewhere,
-            "advance: the outside is reached by a side effect (debug_callback), "
+            "advance: the host is reached by a side effect (debug_callback), "
             "which cannot be followed",
         ),
     ],
@@ -294,12 +303,12 @@ def test_a_planted_leak_is_found_and_named(leak, sentence):
 def test_a_message_made_of_anothers_data_is_found_where_it_is_sent():
     """The exchange may tell everyone the message, so that nothing later gives the leak away."""
     found = said(make("pe-vdn-a", kind=TellsAnothersValueInItsMessage))
-    assert found == ["advance: what agent 1 sends is reached by data of agent 0"]
+    assert found == ["advance: output of agent 1 is reached by data of agent 0"]
 
 
 def test_what_everyone_knows_depends_on_nobody_not_even_its_holder():
     found = said(make("iql", kind=PaysForActions))
-    assert "advance: what everyone knows (replays.1.rewards) is reached by data of agent 1" in found
+    assert "advance: public data (replays.1.rewards) is reached by data of agent 1" in found
 
 
 def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
@@ -316,7 +325,7 @@ def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
     sent = [frozenset([Source(f"agent {i}", sent=True)]) for i in range(2)]
     after = walk.follow(traced, [PUBLIC, *sent])
     state, step = jax.tree.unflatten(jax.tree.structure((state, step)), after)
-    assert walk.found == {}
+    assert walk.flows == {}
     assert {*state} == {frozenset([Source("the world")])}
     assert step.observations == step.available
     assert step.observations == tuple(frozenset([Source(f"agent {i}")]) for i in range(2))
@@ -329,8 +338,8 @@ def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
 class MixesLikeAgents(Simulation):
     """A leak along the axis of like agents, which is no leak where each is a kind of its own."""
 
-    def _gradients(self, state, keys):
-        gradients, refused = super()._gradients(state, keys)
+    def gradients(self, state, keys):
+        gradients, refused = super().gradients(state, keys)
         return jax.tree.map(lambda g: g + 0.1 * g.mean(1, keepdims=True), gradients), refused
 
 
@@ -438,7 +447,7 @@ def test_a_while_loop_hands_on_from_turn_to_turn():
 
 
 def test_what_a_loop_changes_may_end_it():
-    """b reaches the counter in the first turn, and so decides in the second how a goes on."""
+    """b reaches the counter in the first iteration, and so a's condition in the second."""
 
     def ends(a, b, c):
         def body(carry):
@@ -487,7 +496,7 @@ def test_what_leaves_the_equations_is_reported():
     for f in (written, handed_over, jax.jit(written)):
         walk = Walk()
         walk.follow(jax.make_jaxpr(f)(ONE, ONE), [PUBLIC, PUBLIC])
-        assert {reached for reached, _ in walk.found} == {"the outside"}
+        assert {reached for reached, _ in walk.flows} == {"the host"}
 
 
 def test_a_mark_is_seen_under_every_transformation():

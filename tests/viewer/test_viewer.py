@@ -28,9 +28,9 @@ from pevdn.policies.evaluate import evaluate
 from pevdn.simulation.program import Simulation
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
-from pevdn.training.loop import Progress, evaluation_keys
-from pevdn.viewer import Recording, drawing, playing, record
-from pevdn.viewer import styles as looks
+from pevdn.training.evaluator import evaluation_keys
+from pevdn.training.loop import Progress
+from pevdn.viewer import Recording, drawing, playing, record_episode, styles
 from pevdn.viewer.picture import Painter, rows
 from pevdn.worlds.base import AgentSpec, ExternalWorld, Step
 from pevdn.worlds.smax import STARCRAFT_UNITS
@@ -59,10 +59,10 @@ class Scripted:
 
 
 def played(world_id: str, policy: Scripted, q_values_of: int | None = None) -> Recording:
-    stage = playing.stage_for(worlds.make(world_id), 0)
-    parts = playing.play(stage, policy, q_values_of)  # type: ignore[arg-type]
+    source = playing.source_for(worlds.make(world_id), 0)
+    parts = playing.play(source, policy, q_values_of)  # type: ignore[arg-type]
     return Recording(
-        world_id, "scripted", "best", 0, 0, stage.actions, q_values_of=q_values_of, **parts
+        world_id, "scripted", "best", 0, 0, source.actions, q_values_of=q_values_of, **parts
     )
 
 
@@ -101,15 +101,15 @@ def shortened(recording: Recording, steps: int) -> Recording:
     return dataclasses.replace(recording, steps=recording.steps[:steps])
 
 
-def views_of(recording: Recording) -> list[dict[str, Any]]:
-    return [recording.start, *(view for step in recording.steps for view in step.views)]
+def frames_of(recording: Recording) -> list[dict[str, Any]]:
+    return [recording.start, *(frame for step in recording.steps for frame in step.frames)]
 
 
 # --- what was played -------------------------------------------------------------------------
 
 
 def test_episodes_are_those_that_evaluate_plays(run: Run) -> None:
-    shown = [record(run, episode=k) for k in range(3)]
+    shown = [record_episode(run, episode=k) for k in range(3)]
     (row,) = evaluate(run, episodes=3)
     assert np.mean([r.total_reward for r in shown]) == pytest.approx(row["return"])
     assert np.mean([r.won for r in shown]) == row["win_rate"]
@@ -141,7 +141,7 @@ def test_chance_within_an_episode_is_that_of_an_evaluation() -> None:
     paid = [
         sum(
             step.reward
-            for step in playing.play(playing.stage_for(Dice(), k), Scripted(), None)["steps"]
+            for step in playing.play(playing.source_for(Dice(), k), Scripted(), None)["steps"]
         )  # type: ignore[arg-type]
         for k in range(2)
     ]
@@ -149,21 +149,23 @@ def test_chance_within_an_episode_is_that_of_an_evaluation() -> None:
 
 
 def test_the_same_episode_gives_the_same_recording(run: Run) -> None:
-    assert record(run, episode=3, q_values=1) == pevdn.replay(run.path, episode=3, q_values=1)
+    assert record_episode(run, episode=3, q_values=1) == pevdn.replay(
+        run.path, episode=3, q_values=1
+    )
 
 
 def test_q_values_are_of_the_agent_asked_for_alone(run: Run) -> None:
-    shown = record(run, q_values=1)
+    shown = record_episode(run, q_values=1)
     for step in shown.steps:
         assert step.q_values is not None and step.available is not None
         assert len(step.q_values) == len(step.available) == 4  # agent 0 has three actions
         best = np.argmax(np.where(step.available, step.q_values, -np.inf))
         assert best == step.actions[1]
-    assert all(step.q_values is None for step in record(run).steps)
+    assert all(step.q_values is None for step in record_episode(run).steps)
 
 
 def test_health_is_lost_to_the_shots_that_are_shown(battle: Recording) -> None:
-    bodies, seen = battle.scene["bodies"], views_of(battle)
+    bodies, seen = battle.scene["bodies"], frames_of(battle)
     damage = [STARCRAFT_UNITS[body["kind"]].damage for body in bodies]
     shots = 0
     for before, after in itertools.pairwise(seen):
@@ -191,19 +193,19 @@ def test_names_of_actions_say_what_the_units_do(battle: Recording) -> None:
     before, walked, fired = battle.start, set(), 0
     for step in battle.steps:
         for i, action in enumerate(step.actions):
-            about, after = battle.actions[i][action], step.views[-1]
+            about, after = battle.actions[i][action], step.frames[-1]
             if "move" in about and before["health"][i]:
                 way = np.subtract(after["at"][i], before["at"][i])
                 assert way @ about["move"] > 1
                 walked.add(about["name"])
-            aims = {j for view in step.views for k, j in view["shots"] if k == i}
+            aims = {j for frame in step.frames for k, j in frame["shots"] if k == i}
             assert aims <= {about.get("target")}
             fired += bool(aims)
-        before = step.views[-1]
+        before = step.frames[-1]
     assert walked == {"east"} and fired > 3
 
 
-@pytest.mark.parametrize("action, way", enumerate(looks.NORTH_EAST_SOUTH_WEST))
+@pytest.mark.parametrize("action, way", enumerate(styles.NORTH_EAST_SOUTH_WEST))
 def test_the_four_ways_are_the_compass(action: int, way: list[int], battle: Recording) -> None:
     env = worlds.make(battle.world)._env  # type: ignore[attr-defined]
     moved, _ = env._decode_discrete_actions(jnp.array([action]))
@@ -212,13 +214,13 @@ def test_the_four_ways_are_the_compass(action: int, way: list[int], battle: Reco
 
 def test_a_step_is_seen_tick_by_tick_up_to_where_it_ends(battle: Recording) -> None:
     world = worlds.make(battle.world)
-    stage = playing.stage_for(world, 0)
-    stage.reset()
-    stage.step(battle.steps[0].actions)
-    state = stage._state.state  # type: ignore[attr-defined]
-    assert len(battle.steps[0].views) == 8
-    assert np.allclose(battle.steps[0].views[-1]["at"], state.unit_positions, atol=1e-3)
-    gaps = np.diff([view["at"][0] for view in battle.steps[0].views], axis=0)
+    source = playing.source_for(world, 0)
+    source.reset()
+    source.step(battle.steps[0].actions)
+    state = source._state.state  # type: ignore[attr-defined]
+    assert len(battle.steps[0].frames) == 8
+    assert np.allclose(battle.steps[0].frames[-1]["at"], state.unit_positions, atol=1e-3)
+    gaps = np.diff([frame["at"][0] for frame in battle.steps[0].frames], axis=0)
     assert np.all(np.linalg.norm(gaps, axis=1) < 0.5)
 
 
@@ -226,7 +228,7 @@ def test_particles_go_where_their_actions_point() -> None:
     shown = played("jaxmarl:MPE_simple_spread_v3", Scripted())
     assert [body["kind"] for body in shown.scene["bodies"]] == ["agent"] * 3 + ["landmark"] * 3
     assert shown.actions[0][4] == {"name": "up", "move": [0, 1]}
-    start, end = shown.start["at"], shown.steps[-1].views[-1]["at"]
+    start, end = shown.start["at"], shown.steps[-1].frames[-1]["at"]
     # Agent 0 meets nobody; the other two bounce off each other.
     assert end[0][0] == start[0][0] and end[0][1] > start[0][1] + 1 and end[3:] == start[3:]
     assert shown.ending == "time is up"
@@ -244,7 +246,7 @@ def test_other_worlds_are_tables_of_what_was_chosen(world_id: str, first: str, s
     shown = played(world_id, Scripted())
     chosen = [shown.actions[i][a]["name"] for i, a in enumerate(shown.steps[0].actions)]
     assert shown.scene == {"kind": "table"} and any(name.startswith(first) for name in chosen)
-    assert says in shown.steps[0].views[-1]["text"]
+    assert says in shown.steps[0].frames[-1]["text"]
     assert Painter(shown).at(len(shown.steps)).std() > 5
 
 
@@ -252,12 +254,12 @@ def test_other_worlds_are_tables_of_what_was_chosen(world_id: str, first: str, s
 @pytest.mark.parametrize("world_id", ["jaxmarl:overcooked", "jaxmarl:overcooked_v2"])
 def test_kitchens_are_pictures(world_id: str) -> None:
     pytest.importorskip("imageio")
-    stage = playing.stage_for(worlds.make(world_id), 0)
-    stage.reset()
-    stage.step([0, 0])
-    before = stage.views[0]["png"]
-    stage.step([1, 1])
-    assert stage.views[0]["png"] != before
+    source = playing.source_for(worlds.make(world_id), 0)
+    source.reset()
+    source.step([0, 0])
+    before = source.frames[0]["png"]
+    source.step([1, 1])
+    assert source.frames[0]["png"] != before
     assert Image.open(io.BytesIO(base64.b64decode(before))).width > 100
 
 
@@ -302,7 +304,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
 
     world = ExternalWorld("toy:coordination", agents, 30, build)
     shown = pevdn.replay(run, tmp_path / "lamp.gif", env=world)
-    pictures = [Image.open(io.BytesIO(base64.b64decode(v["png"]))) for v in views_of(shown)]
+    pictures = [Image.open(io.BytesIO(base64.b64decode(v["png"]))) for v in frames_of(shown)]
     lights = [np.asarray(picture)[0, 0, 0] for picture in pictures]
     assert asked == [True] and copy.closed and pictures[0].size == (30, 20)
     assert np.all(np.diff(np.asarray(lights, int)) == 10) and lights[-1] >= 220
@@ -311,7 +313,7 @@ def test_a_world_that_draws_itself_is_shown_as_it_does(run: Run, tmp_path: Path)
 
 def test_a_world_that_does_not_draw_itself_is_a_table(run: Run) -> None:
     world = ExternalWorld("toy:coordination", worlds.make("toy:coordination").agents, 30, Lamp)
-    shown = record(run, env=world)
+    shown = record_episode(run, env=world)
     assert shown.scene == {"kind": "table"}
     assert shown.actions[1][3]["name"] == "action 3" and shown.total_reward == len(shown.steps)
 
@@ -320,13 +322,13 @@ def test_a_world_that_does_not_draw_itself_is_a_table(run: Run) -> None:
 
 
 def test_a_shot_is_drawn_when_it_is_fired_and_not_before(battle: Recording) -> None:
-    first = next(t for t, step in enumerate(battle.steps) if any(v["shots"] for v in step.views))
+    first = next(t for t, step in enumerate(battle.steps) if any(v["shots"] for v in step.frames))
     peaceful = [
-        dataclasses.replace(step, views=[{**view, "shots": []} for view in step.views])
+        dataclasses.replace(step, frames=[{**frame, "shots": []} for frame in step.frames])
         for step in battle.steps
     ]
     war, peace = Painter(battle), Painter(dataclasses.replace(battle, steps=peaceful))
-    tick = next(k for k, v in enumerate(battle.steps[first].views) if v["shots"])
+    tick = next(k for k, v in enumerate(battle.steps[first].frames) if v["shots"])
     assert np.array_equal(war.at(first + tick / 8), peace.at(first + tick / 8))
     assert not np.array_equal(war.at(first + (tick + 1) / 8), peace.at(first + (tick + 1) / 8))
 
@@ -337,8 +339,8 @@ def test_frames_between_steps_move_smoothly(battle: Recording) -> None:
     _, middle = painter._now(0.5)
     _, end = painter._now(1.0)
     assert np.allclose(start["at"], battle.start["at"])
-    assert np.allclose(middle["at"], battle.steps[0].views[3]["at"])
-    assert np.allclose(end["at"], battle.steps[0].views[-1]["at"])
+    assert np.allclose(middle["at"], battle.steps[0].frames[3]["at"])
+    assert np.allclose(end["at"], battle.steps[0].frames[-1]["at"])
 
 
 def test_a_gif_has_every_step_and_is_small(battle: Recording, tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def test_a_gif_has_every_step_and_is_small(battle: Recording, tmp_path: Path) ->
         shortened(battle, 3), tmp_path / "b.gif", lambda done, total: heard.append((done, total))
     )
     with Image.open(tmp_path / "b.gif") as gif:
-        assert gif.n_frames == 3 * drawing.GIF_FRAMES + 1  # type: ignore[attr-defined]
+        assert gif.n_frames == 3 * drawing.GIF_IMAGES + 1  # type: ignore[attr-defined]
         assert gif.size == (1000, 580)
     assert heard[-1] == (13, 13) and (tmp_path / "b.gif").stat().st_size < 500_000
     assert [path.name for path in tmp_path.iterdir()] == ["b.gif"]
@@ -406,7 +408,7 @@ def test_no_picture_page_or_recording_of_a_private_run_tells_its_seed(
     for text in texts:
         assert text and str(SEED) not in text and str(SEED + 1) not in text
     assert '"lane": 1' in texts[1] and "team 1" in texts[3]
-    assert record(private).lane == 0
+    assert record_episode(private).lane == 0
     if node := shutil.which("node"):
         (script,) = re.findall(r"^const which = .*$", texts[0], re.MULTILINE)
         program = f"const R = {texts[1]}; {script} console.log(which)"
@@ -415,7 +417,7 @@ def test_no_picture_page_or_recording_of_a_private_run_tells_its_seed(
 
 
 def test_a_run_without_privacy_tells_its_seed_as_before(run: Run) -> None:
-    recording = record(run)
+    recording = record_episode(run)
     document = recording.as_json()
     assert (recording.seed, recording.lane) == (0, None)
     assert document["seed"] == 0 and "lane" not in document and "seed 0" in drawn_texts(recording)
@@ -430,7 +432,7 @@ def test_the_command_draws_and_reports(run: Run) -> None:
     document = json.loads(said.out)
     assert said.code == 0 and document["out"] == str(run.path / "replay.html")
     assert document["bytes"] == (run.path / "replay.html").stat().st_size
-    assert document["steps"] == 3 and document["return"] == record(run).total_reward
+    assert document["steps"] == 3 and document["return"] == record_episode(run).total_reward
     assert '"q_values_of":0' in (run.path / "replay.html").read_text()
 
 

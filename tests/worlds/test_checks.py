@@ -27,7 +27,7 @@ CARRY = "pettingzoo:own_world?team-reward=common"
 class Coin:
     """Two agents guess a coin that they see; `faults` are what goes wrong, by name."""
 
-    seeded = tells_won = True
+    seeded = reports_won = True
 
     def __init__(self, **faults: Any) -> None:
         self.faults = faults
@@ -62,7 +62,7 @@ class Coin:
 
 
 def coin(**faults: Any) -> ExternalWorld:
-    return ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: Coin(**faults), copies=1)
+    return ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: Coin(**faults), max_workers=1)
 
 
 def results(found: Checked) -> dict[str, str]:
@@ -74,11 +74,11 @@ def named(found: Checked, name: str) -> Check:
     return check
 
 
-@pytest.mark.parametrize("env", ["toy:coordination", coin()], ids=["in JAX", "hosted"])
+@pytest.mark.parametrize("env", ["toy:coordination", coin()], ids=["in JAX", "external"])
 def test_a_sound_world_passes_every_check(env: Any) -> None:
     found = pevdn.check_env(env, episodes=3)
     assert found.ok and set(results(found).values()) == {"ok"}
-    play = ["team", "steps", "views", "masks", "repeatable", "chance"]
+    play = ["team", "steps", "observations", "masks", "repeatable", "chance"]
     assert list(results(found)) == [*play, "reward", "end", "leaving", "won", "speed"]
 
 
@@ -90,11 +90,11 @@ def test_a_sound_world_passes_every_check(env: Any) -> None:
         ({"seen": np.zeros(3)}, "an observation of shape (3,), not of shape (2,)"),
         ({"mask": np.zeros(2, bool)}, "gave agent 1 no available action, in episode 0, step 2"),
         ({"mask": np.ones(5, bool)}, "available actions of shape (5,)"),
-        ({"reward": np.inf}, "gave the reward inf, in episode 0, step 1"),
+        ({"reward": np.inf}, "returned reward inf, in episode 0, step 1"),
         ({"reward": [1.0, 2.0]}, "not one number for the team"),
-        ({"truncated": True}, "gave truncated=True in an episode that is not done"),
-        ({"end": 0}, "reset gave an episode that is already done"),
-        ({"end": 9, "truncated": False}, "not over after max_steps, 4 in episode 0; end it with"),
+        ({"truncated": True}, "returned truncated=True without done"),
+        ({"end": 0}, "reset returned an episode that is already done"),
+        ({"end": 9, "truncated": False}, "not over after max_steps=4, in episode 0; end it with"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -112,8 +112,8 @@ def test_a_world_that_cannot_be_trained_in_is_told_why(
     [
         ({"seed": time.perf_counter_ns}, "repeatable", "gave two different episodes"),
         ({"seed": lambda: 5}, "chance", "reset does not use its seed"),
-        ({"reward": 0.0}, "reward", "no step paid anything"),
-        ({"seen": np.array([1e4, 0])}, "views", "observations reach 10000; scale them"),
+        ({"reward": 0.0}, "reward", "every reward was 0"),
+        ({"seen": np.array([1e4, 0])}, "observations", "observations reach 10000; scale them"),
     ],
 )
 def test_what_is_odd_is_a_warning(faults: dict[str, Any], check: str, message: str) -> None:
@@ -130,9 +130,9 @@ def test_who_sees_the_same_in_every_step_is_named() -> None:
             return step._replace(observations=(step.observations[0], np.zeros(2)))
 
     world = ExternalWorld("blind", (AgentSpec(2, 2),) * 2, 4, Blind)
-    check = named(pevdn.check_env(world), "views")
+    check = named(pevdn.check_env(world), "observations")
     assert check.result == "warning"
-    assert "agent 1 saw the same numbers in every step" in check.sentence
+    assert "agent 1 observed the same numbers in every step" in check.sentence
 
 
 def test_a_world_in_jax_whose_types_change_would_not_compile() -> None:
@@ -143,7 +143,7 @@ def test_a_world_in_jax_whose_types_change_would_not_compile() -> None:
 
     found = pevdn.check_env(Changing())
     assert results(found) == {"team": "ok", "types": "error"}
-    assert "reset gives int32 () at [0], but a step gives float32 ()" in found.checks[1].sentence
+    assert "reset returns int32 () at [0], but step returns float32 ()" in found.checks[1].sentence
 
 
 def test_a_world_in_jax_that_is_no_pure_function_does_not_compile() -> None:
@@ -156,21 +156,24 @@ def test_a_world_in_jax_that_is_no_pure_function_does_not_compile() -> None:
     assert "it does not compile: TracerBoolConversionError" in check.sentence
 
 
-def test_the_copy_is_closed_also_if_it_fails() -> None:
+def test_the_environment_is_closed_also_if_it_fails() -> None:
     faults: dict[str, Any] = {"raises": 1}
     made = Coin(**faults)
-    pevdn.check_env(ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: made, copies=1))
+    pevdn.check_env(ExternalWorld("coin", (AgentSpec(2, 2),) * 2, 4, lambda: made, max_workers=1))
     assert made.faults["closed"]
 
 
 def test_what_pettingzoo_pays_and_tells_is_explained() -> None:
     pytest.importorskip("mpe2")
     found = pevdn.check_env("pettingzoo:mpe2.simple_spread_v3?N=4")
-    assert "the sum of what the agents were paid, which differed" in named(found, "reward").sentence
+    assert "the sum of the agents' rewards, which differed" in named(found, "reward").sentence
     assert "win_rate stays 0" in named(found, "won").sentence
-    assert "5 of 5 were truncated by the clock" in named(found, "end").sentence
+    assert "5 of 5 were truncated" in named(found, "end").sentence
     alike = pevdn.check_env("pettingzoo:mpe2.simple_reference_v3?local_ratio=0", episodes=1)
-    assert "paid, alike; if it always is, team-reward=common" in named(alike, "reward").sentence
+    assert (
+        "rewards, all equal; if they always are, team-reward=common"
+        in named(alike, "reward").sentence
+    )
 
 
 @pytest.fixture
@@ -191,15 +194,15 @@ def test_the_example_of_an_own_world_is_sound(in_examples: None) -> None:
 def test_the_example_of_an_own_world_is_pettingzoos_and_takes_a_team(in_examples: None) -> None:
     from pettingzoo.test import parallel_api_test
 
-    copy = worlds.make(CARRY).build()
-    parallel_api_test(copy.env, 100)
+    adapter = worlds.make(CARRY).build()
+    parallel_api_test(adapter.env, 100)
 
     def carried(walk: Any) -> int:
         won = 0
         for seed in range(40):
-            step = copy.reset(seed)
+            step = adapter.reset(seed)
             while not step.done:
-                step = copy.step(tuple(walk(*seen) for seen in step.observations))
+                step = adapter.step(tuple(walk(*seen) for seen in step.observations))
             won += bool(step.won)
         return won
 
@@ -229,5 +232,5 @@ def test_wrong_words_are_one_sentence() -> None:
     assert "unknown world 'toy:two-steps'" in cli("check-env", "toy:two-steps").sentence
     said = cli("check-env", "toy:two-step", "--episodes", 0)
     assert said.code == 2 and "episodes is 0, but must be at least 1" in said.sentence
-    with pytest.raises(UsageError, match="5 is no world"):
+    with pytest.raises(UsageError, match="5 is not a world"):
         pevdn.check_env(5)

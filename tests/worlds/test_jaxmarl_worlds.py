@@ -19,8 +19,8 @@ from support import slow, small
 
 import pevdn
 from pevdn import worlds
+from pevdn.agent import minibatch
 from pevdn.errors import UsageError
-from pevdn.simulation import program as simulation
 from pevdn.worlds.base import Step
 from pevdn.worlds.jaxmarl_worlds import JaxmarlWorld, State
 from pevdn.worlds.maps import JAXMARL_GAMES
@@ -342,11 +342,11 @@ def test_an_option_changes_the_world(
         (f"{KITCHEN}?lay=x", "unknown option of jaxmarl:overcooked 'lay'; did you mean 'layout'?"),
         (f"{RIDDLE}?num_agents=2", "unknown num_agents '2'; choose one of: 3, 4, 5, 6."),
         (f"{SPEAKER}?num_agents=3", "jaxmarl:MPE_simple_speaker_listener_v4 has no options"),
-        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is not cooperative: what one"),
+        ("jaxmarl:MPE_simple_tag_v3", "'jaxmarl:MPE_simple_tag_v3' is not cooperative: one"),
         ("jaxmarl:coin_game", "'jaxmarl:coin_game' is not cooperative"),
         ("jaxmarl:MPE_simple_facmac_6a_v1", "has continuous actions"),
-        ("jaxmarl:MPE_simple_v3", "has one agent, which is no team"),
-        ("jaxmarl:SMAX", "as in 'smax:3m'"),
+        ("jaxmarl:MPE_simple_v3", "has only one agent, but a team needs two"),
+        ("jaxmarl:SMAX", "such as 'smax:3m'"),
         ("jaxmarl:JaxRobotarium_rware", "jaxrobotarium"),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name="chex")
 
     monkeypatch.setattr("pevdn.worlds.jaxmarl_worlds.importlib.import_module", missing)
-    with pytest.raises(UsageError, match="needs the Python package 'chex', which is not here"):
+    with pytest.raises(UsageError, match="needs the Python package 'chex', which is not installed"):
         JaxmarlWorld("switch_riddle")
 
 
@@ -391,7 +391,7 @@ def test_a_world_comes_alone_and_in_silence_and_every_one_of_jaxmarls_is_known()
 def test_a_team_trains_on_simple_spread(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "_wide", lambda: True)  # one length of episodes to compile for
+    monkeypatch.setattr(minibatch, "_wide", lambda: True)  # one length of episodes to compile for
     settings = {**small(algorithm), "eval_every": 200}
     run = pevdn.train(algorithm, env=SPREAD, steps=400, out=tmp_path / "run", **settings)
     last = run.metrics[-1]

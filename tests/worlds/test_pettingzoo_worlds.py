@@ -22,21 +22,21 @@ from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.worlds.base import ExternalWorld, Step
 from pevdn.worlds.external import problem_of
-from pevdn.worlds.pettingzoo_worlds import ParallelTeam
+from pevdn.worlds.pettingzoo_worlds import ParallelEnvironment
 
 SPREAD = "pettingzoo:mpe2.simple_spread_v3"
 PONG = "pettingzoo:pettingzoo.butterfly.cooperative_pong_v6"
 KNIGHTS = "pettingzoo:pettingzoo.butterfly.knights_archers_zombies_v11?max_cycles=200"
 
 
-def played(copy: Any, agents: Any, seed: int) -> list[Step]:
+def played(adapter: Any, agents: Any, seed: int) -> list[Step]:
     """An episode of random available actions, of which every step is as promised."""
     draw = np.random.default_rng(seed)
-    steps = [copy.reset(seed)]
+    steps = [adapter.reset(seed)]
     while not steps[-1].done:
         assert problem_of(steps[-1], agents) is None and len(steps) < 1000
         masks = steps[-1].available
-        steps.append(copy.step(tuple(int(draw.choice(np.flatnonzero(m))) for m in masks)))
+        steps.append(adapter.step(tuple(int(draw.choice(np.flatnonzero(m))) for m in masks)))
     assert problem_of(steps[-1], agents) is None
     return steps
 
@@ -70,27 +70,27 @@ def test_a_real_environment_plays_as_it_says(
     world_id: str, agents: int, sees: int, can: int, steps: int
 ) -> None:
     world = worlds.make(world_id)
-    assert isinstance(world, ExternalWorld) and world.name == world_id and world.copies is None
+    assert isinstance(world, ExternalWorld) and world.name == world_id and world.max_workers is None
     assert [(a.observation_size, a.n_actions) for a in world.agents] == [(sees, can)] * agents
     assert world.max_steps == steps
-    copy = pickle.loads(pickle.dumps(world.build))()  # as in a process of its own
-    episode = played(copy, world.agents, 1)
+    adapter = pickle.loads(pickle.dumps(world.build))()  # as in a process of its own
+    episode = played(adapter, world.agents, 1)
     assert len(episode) - 1 == steps
     assert episode[-1].truncated and not episode[-1].won
     assert all(seen.any() for seen in episode[-1].observations)  # values are bootstrapped from it
     assert max(float(np.abs(o).max()) for s in episode for o in s.observations) < 10
-    copy.close()
+    adapter.close()
 
 
 def test_spread_pays_the_sum_and_repeats_itself_from_its_seed() -> None:
     world = worlds.make(SPREAD)
-    copy = world.build()
-    one, other, again = (played(copy, world.agents, seed) for seed in (3, 4, 3))
+    adapter = world.build()
+    one, other, again = (played(adapter, world.agents, seed) for seed in (3, 4, 3))
     assert same(one, again) and not same(one, other)
-    copy.reset(3)
-    step = copy.step((1, 2, 3))
-    assert len(copy.paid) == 3
-    assert step.reward == pytest.approx(sum(copy.paid.values()))
+    adapter.reset(3)
+    step = adapter.step((1, 2, 3))
+    assert len(adapter.rewards) == 3
+    assert step.reward == pytest.approx(sum(adapter.rewards.values()))
     mean = worlds.make(f"{SPREAD}?team-reward=mean").build()
     mean.reset(3)
     assert mean.step((1, 2, 3)).reward == pytest.approx(step.reward / 3)
@@ -98,11 +98,11 @@ def test_spread_pays_the_sum_and_repeats_itself_from_its_seed() -> None:
 
 def test_who_dies_among_the_zombies_sees_nothing_and_the_others_fight_on() -> None:
     world = worlds.make(KNIGHTS)
-    copy = world.build()
+    adapter = world.build()
     gone = 0
     for seed in range(4):
         left: set[int] = set()
-        for step in played(copy, world.agents, seed):
+        for step in played(adapter, world.agents, seed):
             for i, (seen, open_) in enumerate(zip(step.observations, step.available, strict=True)):
                 if i in left:
                     assert not seen.any() and open_.tolist() == [True] + [False] * 5
@@ -112,7 +112,7 @@ def test_who_dies_among_the_zombies_sees_nothing_and_the_others_fight_on() -> No
     assert gone > 0
 
 
-def test_a_copy_for_drawing_gives_pictures_and_another_says_why_not() -> None:
+def test_an_environment_for_drawing_renders_and_another_says_why_not() -> None:
     world = worlds.make(SPREAD)
     drawn, plain = world.build(drawn=True), world.build()
     drawn.reset(0), plain.reset(0)
@@ -125,8 +125,8 @@ def test_a_copy_for_drawing_gives_pictures_and_another_says_why_not() -> None:
 
 def test_the_workers_of_a_world_need_no_jax_and_nothing_is_printed() -> None:
     code = (
-        "import sys; from pevdn.worlds import make; world = make(sys.argv[1]); copy = world.build()"
-        "; copy.reset(0); copy.step((0,) * len(world.agents)); copy.close(); "
+        "import sys; from pevdn.worlds import make; world = make(sys.argv[1]); env = world.build()"
+        "; env.reset(0); env.step((0,) * len(world.agents)); env.close(); "
         "assert 'jax' not in sys.modules"
     )
     command = [sys.executable, "-c", code, PONG]
@@ -140,18 +140,18 @@ def test_the_workers_of_a_world_need_no_jax_and_nothing_is_printed() -> None:
 @pytest.mark.parametrize(
     ("world_id", "message"),
     [
-        ("pettingzoo:", "names no module, as in 'pettingzoo:mpe2.simple_spread_v3'"),
+        ("pettingzoo:", "names no module; use an id such as 'pettingzoo:mpe2.simple_spread_v3'"),
         ("pettingzoo:nowhere", "needs the module nowhere, which is not installed nor in"),
         (
             "pettingzoo:pettingzoo.butterfly.knights_archers_zombies_v3",
             "did you mean 'pettingzoo.butterfly.knights_archers_zombies_v11'?",
         ),
         ("pettingzoo:json", "the module json has no parallel_env"),
-        ("pettingzoo:pettingzoo.classic.tictactoe_v3", "turn by turn (AEC).*aec_to_parallel"),
+        ("pettingzoo:pettingzoo.classic.tictactoe_v3", "turn-based (AEC).*aec_to_parallel"),
         (f"{SPREAD}?max_cycle=3", "'max_cycle'; did you mean 'max_cycles'?"),
         (f"{SPREAD}?crowd=3", "'crowd'; choose one of: N, benchmark_data, continuous_actions"),
         (f"{SPREAD}?N", "'N' in the id of a world is not of the form ARGUMENT=VALUE"),
-        (f"{SPREAD}?N=two", "cannot be made: TypeError"),
+        (f"{SPREAD}?N=two", "cannot be built: TypeError"),
         (f"{SPREAD}?continuous_actions=true", "agent 'agent_0' has continuous actions, Box"),
         (f"{SPREAD}?max-step=3", "'max-step'; did you mean 'max-steps'?"),
         (f"{SPREAD}?max-steps=0", "max-steps is '0', but must be a whole number above 0"),
@@ -175,7 +175,7 @@ def test_a_module_of_the_folder_is_found_and_what_is_wrong_in_it_is_said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     Path("broken_own_world.py").write_text("parallel_env = 1 / 0")
-    with pytest.raises(UsageError, match="importing broken_own_world gave ZeroDivisionError"):
+    with pytest.raises(UsageError, match="importing broken_own_world raised ZeroDivisionError"):
         worlds.make("pettingzoo:broken_own_world")
     Path("needy_own_world.py").write_text("import not_there_at_all")
     with pytest.raises(UsageError, match="needs the Python package not_there_at_all; install it"):
@@ -290,14 +290,14 @@ def test_any_team_of_unlike_agents_that_leave_keeps_to_the_interface(
     team: list[tuple[tuple[int, int, str], int]], clock: int, seed: int
 ) -> None:
     env = Strange([kind for kind, _ in team], [leave for _, leave in team], clock)
-    copy = ParallelTeam(env, "strange")
-    agents = copy.agents
+    adapter = ParallelEnvironment(env, "strange")
+    agents = adapter.agents
     assert [(a.observation_size, a.n_actions) for a in agents] == [
         (SIZES[seen], CHOICES[done]) for (seen, done, _), _ in team
     ]
-    assert copy.max_steps == clock
+    assert adapter.max_steps == clock
     draw = np.random.default_rng(seed)
-    step, t = copy.reset(seed), 0
+    step, t = adapter.reset(seed), 0
     ends = min(clock, max(leave for _, leave in team))
     while True:
         assert problem_of(step, agents) is None
@@ -317,7 +317,7 @@ def test_any_team_of_unlike_agents_that_leave_keeps_to_the_interface(
         if step.done:
             break
         actions = tuple(int(draw.choice(np.flatnonzero(m))) for m in step.available)
-        step, t = copy.step(actions), t + 1
+        step, t = adapter.step(actions), t + 1
         assert step.reward == sum(i + 1 for i, (_, leave) in enumerate(team) if t <= leave)
         sent = env.got[-1]
         assert set(sent) == {
@@ -337,10 +337,10 @@ def test_the_strange_environments_are_pettingzoos() -> None:
 
 def test_every_combination_of_several_choices_is_one_action() -> None:
     env = Strange([(0, 2, "none"), (0, 3, "none")], [9, 9], 30)
-    copy = ParallelTeam(env, "strange")
-    copy.reset(0)
+    adapter = ParallelEnvironment(env, "strange")
+    adapter.reset(0)
     for action in range(6):
-        copy.step((action, action % 4))
+        adapter.step((action, action % 4))
     first = [tuple(got["a0"].tolist()) for got in env.got]
     assert sorted(first) == [(i, j) for i in range(2) for j in range(3)]
     assert len({tuple(got["a1"].tolist()) for got in env.got}) == 4
@@ -387,9 +387,9 @@ class Simple(ParallelEnv[str, Any, Any]):
 
 
 def after_one_step(env: Simple, **how: Any) -> Step:
-    copy = ParallelTeam(env, "simple", **how)
-    copy.reset(0)
-    return copy.step((0, 0))
+    adapter = ParallelEnvironment(env, "simple", **how)
+    adapter.reset(0)
+    return adapter.step((0, 0))
 
 
 def test_a_common_reward_counts_once_and_differing_ones_are_refused() -> None:
@@ -397,7 +397,7 @@ def test_a_common_reward_counts_once_and_differing_ones_are_refused() -> None:
     assert after_one_step(Simple(), team_reward="common").reward == 1
     unequal = Simple(paid={"x": 1.0, "y": 0.5})
     assert after_one_step(unequal).reward == 1.5
-    with pytest.raises(UsageError, match=r"paid its agents differently .*'x' 1, 'y' 0.5.*sum"):
+    with pytest.raises(UsageError, match=r"rewarded its agents differently .*'x' 1, 'y' 0.5.*sum"):
         after_one_step(unequal, team_reward="common")
 
 
@@ -427,10 +427,10 @@ def test_an_end_is_a_truncation_if_the_clock_ended_it_for_all_that_were_left() -
 
 def test_an_episode_that_does_not_end_is_truncated_at_max_steps() -> None:
     for how, longest in (({}, 5), ({"max_steps": 3}, 3)):
-        copy = ParallelTeam(Simple(), "simple", **how)
+        adapter = ParallelEnvironment(Simple(), "simple", **how)
         for _ in range(2):
-            steps = played(copy, copy.agents, 0)
-            assert len(steps) - 1 == copy.max_steps == longest
+            steps = played(adapter, adapter.agents, 0)
+            assert len(steps) - 1 == adapter.max_steps == longest
             assert steps[-1].truncated and all(o.any() for o in steps[-1].observations)
 
 
@@ -443,7 +443,7 @@ def test_what_an_environment_prints_stays_off_standard_output(
 
 
 def test_who_is_there_and_gets_no_observation_is_named() -> None:
-    with pytest.raises(PevdnError, match="gave no observation to 'y', who plays on"):
+    with pytest.raises(PevdnError, match="returned no observation for 'y', which plays on"):
         after_one_step(Simple(seen={"x": np.ones(2)}))
 
 
@@ -458,36 +458,36 @@ def test_an_observation_is_not_changed_by_the_step_after_it() -> None:
     ("answers", "message"),
     [
         ({"does": spaces.Box(-1, 1, (2,))}, "agent 'x' has continuous actions"),
-        ({"does": spaces.MultiDiscrete([9, 9])}, "81 combinations.*64 at most"),
-        ({"does": spaces.Text(3)}, "actions of another kind"),
+        ({"does": spaces.MultiDiscrete([9, 9])}, "81 combinations.*at most 64"),
+        ({"does": spaces.Text(3)}, "unsupported actions"),
         ({"sees": spaces.Sequence(spaces.Discrete(2))}, "without a fixed size"),
         ({"sees": spaces.Dict({"action_mask": spaces.MultiBinary(2)})}, "observes nothing"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(answers: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ParallelTeam(Simple(**answers), "simple")
+        ParallelEnvironment(Simple(**answers), "simple")
 
 
 # --- objects ---------------------------------------------------------------------------------
 
 
-def test_an_object_is_the_one_copy_and_is_left_open() -> None:
+def test_an_object_is_the_only_worker_and_is_left_open() -> None:
     env = Simple()
     world = worlds.adopt(env)
     assert isinstance(world, ExternalWorld)
-    assert (world.name, world.copies, world.max_steps) == ("object:Simple", 1, 5)
-    copy = world.build()
-    assert copy.env is env and world.build() is copy
-    copy.close()
+    assert (world.name, world.max_workers, world.max_steps) == ("object:Simple", 1, 5)
+    adapter = world.build()
+    assert adapter.env is env and world.build() is adapter
+    adapter.close()
     assert env.closed == 0
     assert worlds.adopt(env, max_steps=2, team_reward="mean").max_steps == 2
 
 
-def test_who_makes_an_environment_can_make_copies() -> None:
+def test_a_factory_serves_any_number_of_workers() -> None:
     world = worlds.adopt(Simple)
     assert isinstance(world, ExternalWorld)
-    assert (world.name, world.copies) == ("object:Simple", None)
+    assert (world.name, world.max_workers) == ("object:Simple", None)
     build = pickle.loads(pickle.dumps(world.build))
     one, two = build(), build(drawn=True)
     assert one.env is not two.env
@@ -515,9 +515,12 @@ def no_world() -> int:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (5, "5 is no world: a world is an id such as 'smax-sc2:3m', .*PettingZoo, .*StarCraft2Env"),
-        (lambda: Simple(), "cannot be sent to the processes .*define it at the top of a module"),
-        (no_world, "no_world made 5, which is no world"),
+        (5, "5 is not a world: pass an id such as 'smax-sc2:3m', .*PettingZoo .*StarCraft2Env"),
+        (
+            lambda: Simple(),
+            "cannot be pickled for worker processes .*define it at the top of",
+        ),
+        (no_world, "no_world returned 5, which is not a world"),
     ],
 )
 def test_what_is_no_world_is_told_what_one_is(env: Any, message: str) -> None:
@@ -528,7 +531,7 @@ def test_what_is_no_world_is_told_what_one_is(env: Any, message: str) -> None:
 def test_an_object_that_plays_turn_by_turn_is_told_how_to_become_parallel() -> None:
     from pettingzoo.classic import tictactoe_v3
 
-    with pytest.raises(UsageError, match=r"object:raw_env plays turn by turn .*aec_to_parallel"):
+    with pytest.raises(UsageError, match=r"object:raw_env is turn-based .*aec_to_parallel"):
         worlds.adopt(tictactoe_v3.env())
 
 
@@ -536,6 +539,6 @@ def test_an_environment_that_does_not_say_how_long_it_is_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(Simple, "max_steps")
-    with pytest.raises(UsageError, match=r"does not say how long an episode can be.*max-steps=N"):
+    with pytest.raises(UsageError, match=r"states no episode limit.*max-steps=N"):
         worlds.adopt(Simple())
     assert worlds.adopt(Simple(), max_steps=4).max_steps == 4

@@ -19,7 +19,7 @@ from pevdn import worlds
 from pevdn.errors import PevdnError, UsageError
 from pevdn.worlds.base import AgentSpec, EntityGroup, ExternalWorld
 from pevdn.worlds.external import problem_of
-from pevdn.worlds.starcraft import MOST_CRASHES, StarCraftTeam
+from pevdn.worlds.starcraft import MOST_CRASHES, StarCraftEnvironment
 
 NOOP, STOP, SHOOT = range(3)
 
@@ -108,23 +108,23 @@ class Battle:
         self.closed += 1
 
 
-def fight(copy: Any, *tactics: tuple[int, int]) -> list[Any]:
+def fight(adapter: Any, *tactics: tuple[int, int]) -> list[Any]:
     """An episode; the last tactic goes on, and the dead do nothing."""
-    steps = [copy.reset(0)]
+    steps = [adapter.reset(0)]
     while not steps[-1].done:
-        assert problem_of(steps[-1], copy.agents) is None and len(steps) < 1000
+        assert problem_of(steps[-1], adapter.agents) is None and len(steps) < 1000
         wanted = tactics[min(len(steps) - 1, len(tactics) - 1)]
         alive = [not mask[NOOP] for mask in steps[-1].available]
         actions = (a if here else NOOP for a, here in zip(wanted, alive, strict=True))
-        steps.append(copy.step(tuple(actions)))
-    assert problem_of(steps[-1], copy.agents) is None
+        steps.append(adapter.step(tuple(actions)))
+    assert problem_of(steps[-1], adapter.agents) is None
     return steps
 
 
 def test_a_battle_is_told_as_smac_tells_it() -> None:
     world = worlds.adopt(Battle())
     assert isinstance(world, ExternalWorld)
-    assert (world.name, world.max_steps, world.copies) == ("object:Battle", 6, 1)
+    assert (world.name, world.max_steps, world.max_workers) == ("object:Battle", 6, 1)
     assert world.agents == (AgentSpec(2, 3), AgentSpec(2, 3))
     steps = fight(world.build(), (SHOOT, SHOOT))
     assert [o.tolist() for o in steps[0].observations] == [[2, 4], [2, 4]]
@@ -138,7 +138,7 @@ def test_a_battle_is_told_as_smac_tells_it() -> None:
 def test_the_dead_can_do_nothing_and_the_battle_goes_on() -> None:
     env = Battle()
     env.n_actions = 3
-    steps = fight(StarCraftTeam(env, "b"), (SHOOT, STOP))
+    steps = fight(StarCraftEnvironment(env, "b"), (SHOOT, STOP))
     dead = steps[2]
     assert dead.observations[0].tolist() == [0, 0]
     assert dead.available[0].tolist() == [True, False, False]
@@ -150,13 +150,13 @@ def test_the_clock_truncates_if_the_environment_says_so(continuing: bool) -> Non
     """By default SMAC calls an episode finished that reached its limit; it is taken at its word."""
     env = Battle(continuing_episode=continuing)
     for _ in range(2):
-        steps = fight(StarCraftTeam(env, "b"), (STOP, STOP))
+        steps = fight(StarCraftEnvironment(env, "b"), (STOP, STOP))
         assert len(steps) - 1 == 6
         assert steps[-1].done and bool(steps[-1].truncated) == continuing and not steps[-1].won
 
 
 def test_an_earlier_clock_of_ours_truncates() -> None:
-    steps = fight(StarCraftTeam(Battle(), "b", max_steps=4), (STOP, STOP))
+    steps = fight(StarCraftEnvironment(Battle(), "b", max_steps=4), (STOP, STOP))
     assert len(steps) - 1 == 4 and steps[-1].truncated
 
 
@@ -165,15 +165,15 @@ def test_an_episode_in_which_the_game_crashed_is_truncated_with_what_was_last_se
 ) -> None:
     env = Battle()
     env.breaks = {2}
-    copy = StarCraftTeam(env, "smac:3m")
+    adapter = StarCraftEnvironment(env, "smac:3m")
     with caplog.at_level(logging.WARNING):
-        steps = fight(copy, (SHOOT, STOP), (STOP, SHOOT))
+        steps = fight(adapter, (SHOOT, STOP), (STOP, SHOOT))
     assert len(steps) - 1 == 2 and env.force_restarts == 1
     assert steps[-1].done and steps[-1].truncated and not steps[-1].won
     assert steps[-1].reward == 0
     assert [o.tolist() for o in steps[-1].observations] == [[1, 3], [2, 3]]
-    assert "smac:3m crashed and was started again." in caplog.text
-    assert fight(copy, (SHOOT, SHOOT))[-1].won  # the next one is played as if nothing had been
+    assert "smac:3m crashed and was restarted." in caplog.text
+    assert fight(adapter, (SHOOT, SHOOT))[-1].won  # the next one is played as if nothing had been
 
 
 def test_a_crash_that_smac_does_not_catch_is_caught_and_other_errors_are_not() -> None:
@@ -186,13 +186,13 @@ def test_a_crash_that_smac_does_not_catch_is_caught_and_other_errors_are_not() -
             return super().step(actions)
 
     env = Fragile()
-    copy = StarCraftTeam(env, "b")
-    copy.reset(0)
+    adapter = StarCraftEnvironment(env, "b")
+    adapter.reset(0)
     env.fails = ConnectionResetError("gone")
-    assert copy.step((STOP, STOP)).truncated and env.force_restarts == 1
+    assert adapter.step((STOP, STOP)).truncated and env.force_restarts == 1
     env.fails = ValueError("a mistake")
     with pytest.raises(ValueError, match="a mistake"):
-        copy.step((STOP, STOP))
+        adapter.step((STOP, STOP))
 
 
 def test_a_crash_at_reset_starts_the_game_again() -> None:
@@ -202,27 +202,27 @@ def test_a_crash_at_reset_starts_the_game_again() -> None:
                 raise ProtocolError("websocket is closed")
             return super().reset()
 
-    copy = StarCraftTeam(Unlucky(), "b")
-    assert fight(copy, (SHOOT, SHOOT))[-1].won and copy.env.force_restarts == 1
+    adapter = StarCraftEnvironment(Unlucky(), "b")
+    assert fight(adapter, (SHOOT, SHOOT))[-1].won and adapter.env.force_restarts == 1
 
 
 def test_a_game_that_only_crashes_is_given_up() -> None:
     env = Battle()
     env.breaks = set(range(1, 99))
-    copy = StarCraftTeam(env, "smac:3m")
+    adapter = StarCraftEnvironment(env, "smac:3m")
     for _ in range(MOST_CRASHES - 1):
-        assert fight(copy, (STOP, STOP))[-1].truncated
-    with pytest.raises(PevdnError, match=r"smac:3m crashed 5 times without ending an episode"):
-        fight(copy, (STOP, STOP))
+        assert fight(adapter, (STOP, STOP))[-1].truncated
+    with pytest.raises(PevdnError, match=r"smac:3m crashed 5 times without completing an episode"):
+        fight(adapter, (STOP, STOP))
 
 
 def test_crashes_with_whole_episodes_in_between_are_put_up_with() -> None:
     env = Battle()
     env.breaks = set(range(1, 99, 3))  # a crash, and two steps of a battle
-    copy = StarCraftTeam(env, "smac:3m")
+    adapter = StarCraftEnvironment(env, "smac:3m")
     for _ in range(2 * MOST_CRASHES):
-        assert fight(copy, (SHOOT, SHOOT))[-1].truncated
-        assert fight(copy, (SHOOT, SHOOT))[-1].won
+        assert fight(adapter, (SHOOT, SHOOT))[-1].truncated
+        assert fight(adapter, (SHOOT, SHOOT))[-1].won
 
 
 def test_an_end_without_information_is_no_crash_where_no_game_can_be_restarted() -> None:
@@ -238,11 +238,11 @@ def test_an_end_without_information_is_no_crash_where_no_game_can_be_restarted()
             reward, terminated, _ = super().step(actions)
             return reward, terminated, {}
 
-    copy = StarCraftTeam(Silent(), "b")
+    adapter = StarCraftEnvironment(Silent(), "b")
     for _ in range(2 * MOST_CRASHES):
-        last = fight(copy, (SHOOT, SHOOT))[-1]
+        last = fight(adapter, (SHOOT, SHOOT))[-1]
         assert last.done and not last.truncated and last.reward == 12
-    assert not copy.tells_won
+    assert not adapter.reports_won
 
 
 class Lite:
@@ -291,18 +291,18 @@ def test_smaclites_dialect_is_understood() -> None:
     world = worlds.adopt(Wrapped(Lite(), 4))
     assert isinstance(world, ExternalWorld)
     assert (world.name, world.max_steps, world.agents) == ("object:Lite", 4, (AgentSpec(2, 3),) * 2)
-    copy: Any = world.build()
-    assert fight(copy, (SHOOT, SHOOT))[-1].won
-    late = fight(copy, (STOP, STOP))
+    adapter: Any = world.build()
+    assert fight(adapter, (SHOOT, SHOOT))[-1].won
+    late = fight(adapter, (STOP, STOP))
     assert len(late) - 1 == 4 and late[-1].truncated
     later: Any = worlds.adopt(Wrapped(Lite(), 4), max_steps=9).build()
     assert len(fight(later, (STOP, STOP))) - 1 == 4  # the environment's own clock
-    copy.reset(11)
-    assert copy.env.unwrapped.seeds == [0, 0, 11] and copy.seeded
+    adapter.reset(11)
+    assert adapter.env.unwrapped.seeds == [0, 0, 11] and adapter.seeded
 
 
 def test_who_does_not_say_how_long_a_battle_is_is_asked() -> None:
-    with pytest.raises(UsageError, match=r"object:Lite does not say how long .*max_steps=N"):
+    with pytest.raises(UsageError, match=r"object:Lite states no episode limit.*max_steps=N"):
         worlds.adopt(Lite())
     assert worlds.adopt(Lite(), max_steps=7).max_steps == 7
 
@@ -310,7 +310,7 @@ def test_who_does_not_say_how_long_a_battle_is_is_asked() -> None:
 def test_who_does_not_say_its_sizes_is_asked() -> None:
     env = Lite()
     del env.n_agents
-    with pytest.raises(UsageError, match="does not say 'n_agents'; get_env_info"):
+    with pytest.raises(UsageError, match="does not state 'n_agents'; its get_env_info"):
         worlds.adopt(env, max_steps=5)
 
 
@@ -327,7 +327,7 @@ def test_agents_asked_one_by_one_are_enough() -> None:
 
 def test_who_makes_battles_can_make_many_and_closes_them() -> None:
     world = worlds.adopt(Battle)
-    assert isinstance(world, ExternalWorld) and world.copies is None
+    assert isinstance(world, ExternalWorld) and world.max_workers is None
     one, two = pickle.loads(pickle.dumps(world.build))(), world.build()
     assert one.env is not two.env
     one.close()
@@ -419,11 +419,11 @@ def test_smac_is_made_with_its_arguments_and_told_to_say_when_the_clock_ends_a_b
 ) -> None:
     world = worlds.make("smac:3m?difficulty=3&seed=5")
     assert isinstance(world, ExternalWorld)
-    assert (world.name, world.copies) == ("smac:3m?difficulty=3&seed=5", None)
+    assert (world.name, world.max_workers) == ("smac:3m?difficulty=3&seed=5", None)
     assert world.agents[0].entities == (EntityGroup(1, 1, 1, actions=2), EntityGroup(2, 0, 5))
-    copy: Any = world.build()
-    assert (copy.env.map_name, copy.env.difficulty, copy.env.seed()) == ("3m", "3", 5)
-    assert fight(copy, (STOP, STOP))[-1].truncated and not copy.seeded
+    adapter: Any = world.build()
+    assert (adapter.env.map_name, adapter.env.difficulty, adapter.env.seed()) == ("3m", "3", 5)
+    assert fight(adapter, (STOP, STOP))[-1].truncated and not adapter.seeded
     own = worlds.make("smac:3m?continuing_episode=false").build()
     assert not fight(own, (STOP, STOP))[-1].truncated
 

@@ -1,12 +1,14 @@
-"""What one agent computes in an update. Algorithm 1, from COMPUTE m_i to UPDATE parameters.
+"""The formulas of an update. Algorithm 1, from COMPUTE m_i to UPDATE parameters.
 
     message          eq. (8)   m_i = γ max Q_i⁻(τ', ·) − Q_i(τ, a)
     team_error       eq. (7)   A = r + Σ_i m_i, from the sum that the exchange returns
     local_gradient   eq. (7)   −2 · A · ∂Q_i/∂θ_i, averaged along the episode
-    improve                    optimiser, pull towards the anchor, target network
+    pull_to_anchor             the gradient of the distance to the anchor
+    improve                    optimiser, target network, average
 
-Nothing here has an agent axis: every array belongs to one agent. An episode has shape (T, ...);
-a minibatch of B episodes (T, B, ...). Every function takes either.
+Nothing here has an agent axis: every array belongs to one agent. An episode has shape (T, ...), a
+minibatch of B episodes (T, B, ...); every function takes either. Coefficients are Python numbers,
+or traced ones where they differ by lane.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class Learner(NamedTuple):
 def begin(params: Parameters, optimiser: optax.GradientTransformation) -> Learner:
     """A fresh agent."""
     return Learner(params, params, optimiser.init(params), params, params)
+
+
+def _is_zero(coefficient: Any) -> bool:
+    """Whether a term is off; one whose coefficient is traced never is."""
+    return isinstance(coefficient, int | float) and coefficient == 0
 
 
 def valid(batch: Episode) -> Array:
@@ -94,7 +101,7 @@ def returns_of_values(after: Array, batch: Episode, gamma: float, lam: float) ->
     With λ = `lam` of 0 it is γ · `after`. The λ-return is linear in rewards and values, so that
     each agent can form its part by itself: there still is one number to a step.
     """
-    if lam == 0:
+    if _is_zero(lam):
         return gamma * after
     before = jnp.concatenate([jnp.zeros_like(after[:1]), after[:-1]])
     return gamma * after + later((gamma * after - before) * valid(batch), gamma * lam)
@@ -122,7 +129,11 @@ def kept_reward(reward: Array, cap: float) -> Array:
     A bonus that is rare and large makes a few gradients far longer than the rest. Clipped to the
     same length, they no longer count for what they are worth, and values are pulled to the median.
     """
-    return jnp.minimum(reward, cap) if cap else reward
+    if _is_zero(cap):
+        return reward
+    return jnp.minimum(
+        reward, cap if isinstance(cap, int | float) else jnp.where(cap, cap, jnp.inf)
+    )
 
 
 def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
@@ -131,7 +142,7 @@ def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
     With λ-returns r is the sum of this and all later rewards, discounted at `rate` = γλ.
     """
     rewards = batch.rewards
-    if rate:
+    if not _is_zero(rate):
         rewards = rewards + later(rewards * valid(batch), rate)
     return (rewards + total) * valid(batch)
 

@@ -1,7 +1,7 @@
-"""The two networks behind one set of functions: `networks.of(params).step(params, …)`.
+"""Dispatch between the two networks: `networks.of(params).step(params, …)`.
 
-`network` is recurrent and knows nothing of the world; `entities` is feed-forward and has the
-world's symmetry. Parameters know which they belong to.
+`recurrent` has memory and assumes nothing about the world. `entities` is feed-forward and uses the
+world's symmetry. The type of the parameters identifies the network.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from typing import Any
 
 from jax import Array
 
-from pevdn.agent import entities
-from pevdn.agent import recurrent as network
+from pevdn.agent import entities, recurrent
 from pevdn.worlds.interface import AgentSpec
 
-Parameters = network.Parameters | entities.Parameters
+Parameters = recurrent.Parameters | entities.Parameters
 
 
 def initialise(name: str, key: Array, spec: AgentSpec, hidden_size: int) -> Parameters:
-    """Fresh parameters of the network called `name`."""
+    """Return new parameters of the network called `name`."""
     if name == "entities":
         return entities.initialise(key, spec, hidden_size)
-    return network.initialise(key, spec.observation_size, spec.n_actions, hidden_size)
+    return recurrent.initialise(key, spec.observation_size, spec.n_actions, hidden_size)
 
 
 def of(params: Parameters) -> Any:
-    """The module whose functions take these parameters."""
-    return entities if isinstance(params, entities.Parameters) else network
+    """Return the module whose functions take these parameters."""
+    return entities if isinstance(params, entities.Parameters) else recurrent

@@ -1,11 +1,10 @@
-"""One agent's episodes in the memory of the host, each kept exactly but small.
+"""One agent's replay buffer in host memory, compressed without loss.
 
-An episode is one string of bytes: the steps that were played and no others, and of an observation
-the entries whose bits changed since the step before. Units out of sight are zeros and stay zeros,
-the kind of a unit never changes: most entries cost one bit. Nothing is rounded; −0.0 and NaN come
-back as they were.
+An episode is one byte string. It holds only the steps that were played and, of each observation,
+only the entries whose bits changed since the previous step. Most entries cost one bit: units out of
+sight stay zero, and a unit's type never changes. Nothing is rounded; −0.0 and NaN payloads survive.
 
-Shapes: T steps at most, O observation, A actions, B minibatch, n steps that were played.
+Shapes: T maximum steps, O observation, A actions, B minibatch, n steps played.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pevdn.agent.replay import Episode
 
 
 class PackedReplay:
-    """Room for `capacity` episodes and the scratch slot, as in `replay`; all are empty at first."""
+    """`capacity` episodes and a scratch slot, as in `replay`; initially empty."""
 
     def __init__(self, capacity: int) -> None:
         self.rows = [b""] * (capacity + 1)
@@ -30,7 +29,7 @@ class PackedReplay:
         return sum(map(len, self.rows))
 
     def store(self, slot: int, episode: Episode) -> None:
-        """Keep one episode (T, ...) in a slot."""
+        """Store one episode (T, ...) in a slot."""
         self.rows[slot] = pack(episode)
         self.length[slot] = episode.length
 
@@ -55,7 +54,7 @@ class PackedReplay:
 
 
 def pack(episode: Episode) -> bytes:
-    """The first n = `length` steps of an episode (T, ...), and what was seen after the last."""
+    """Encode the first n = `length` steps of an episode (T, ...) and its final observation."""
     n = int(episode.length)
     bits = np.ascontiguousarray(episode.observations[: n + 1]).view(np.uint32)
     changes = np.concatenate([bits[:1], bits[1:] ^ bits[:-1]])
@@ -72,14 +71,14 @@ def pack(episode: Episode) -> bytes:
 
 
 def unpack(packed: bytes, into: Episode) -> None:
-    """The way back, into an episode (T, ...) of zeros that has its length and room for it."""
+    """Decode into `into`, an episode (T, ...) of zeros with `length` set and T ≥ `length`."""
     n, position = int(into.length), 0
 
     def take(dtype: Any, count: int) -> np.ndarray:
         nonlocal position
-        found = np.frombuffer(packed, dtype, count, position)
-        position += found.nbytes
-        return found
+        values = np.frombuffer(packed, dtype, count, position)
+        position += values.nbytes
+        return values
 
     def take_bits(shape: tuple[int, ...]) -> np.ndarray:
         count = int(np.prod(shape))

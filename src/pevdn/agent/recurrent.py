@@ -1,14 +1,14 @@
-"""One agent's Q-network: linear, ReLU, GRU, linear, over its own observation and last action.
+"""One agent's recurrent Q-network: linear, ReLU, GRU, linear, over its observation and last action.
 
-Written as plain functions over a tuple of arrays, with the derivative by hand, because this is the
-hot loop of the whole program. What needs no memory is one product for all steps. The way forward
-keeps the memories alone; the way back gets the rest, computed anew for all steps at once, and
-gradients of weights are products after it: summed over episodes, or one for each as DP-SGD needs.
-The three gates enter the loops as arrays of their own: cut out of one inside a loop, XLA on the
-CPU no longer vectorises the step, which is then four times as slow (docs/performance.md). Loops
-are indexed, not scanned: mapped over agents, a scan would move time to the front and copy.
+This is the hot loop of training, so it is written as plain functions over a tuple of arrays with a
+hand-written derivative. Layers without memory are one product over all steps. The forward pass
+stores only the memories; the backward pass recomputes the rest for all steps at once. Weight
+gradients are products after the backward loop: summed over episodes, or per episode for DP-SGD.
+The three gates enter the loops as separate arrays: slicing one array inside a loop keeps XLA's CPU
+backend from vectorising the step and makes it four times slower (docs/performance.md). Loops are
+indexed, not scanned: under a vmap over agents, a scan would transpose time to the front and copy.
 
-Shapes: T steps, ... any batch axes, O observation, A actions, H hidden. Time comes first.
+Shapes: T steps, ... any batch axes, O observation, A actions, H hidden. Time is the leading axis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Parameters(NamedTuple):
 
 
 def initialise(key: Array, observation_size: int, n_actions: int, hidden_size: int) -> Parameters:
-    """Orthogonal weights, zero biases; each gate of the GRU is orthogonal by itself."""
+    """Return orthogonal weights and zero biases; each gate of the GRU is orthogonal by itself."""
     orthogonal = jax.nn.initializers.orthogonal()
     k_in, k_gates, k_out = jax.random.split(key, 3)
     H = hidden_size
@@ -53,32 +53,32 @@ def initialise(key: Array, observation_size: int, n_actions: int, hidden_size: i
 
 
 def initial_memory(params: Parameters, *batch: int) -> Array:
-    """The hidden state before the first step, (..., H)."""
+    """Return the hidden state before the first step, (..., H)."""
     return jnp.zeros((*batch, params.candidate_bias.shape[-1]))
 
 
 def sizes(params: Parameters) -> tuple[int, int]:
-    """Of an observation, and the number of actions."""
+    """Return the size of an observation and the number of actions."""
     n_actions = params.output_bias.shape[-1]
     return params.input_weight.shape[-2] - n_actions, n_actions
 
 
 class Inputs(NamedTuple):
-    """What the network is given, in two arrays: joined, they would be copied at every use."""
+    """The network's input as two arrays: concatenating them would copy at every use."""
 
-    seen: Array  # (..., O)
-    done: Array  # (..., A) the last action, one-hot
+    observation: Array  # (..., O)
+    last_action: Array  # (..., A) one-hot
 
 
 def encode(observation: Array, last_action: Array, n_actions: int) -> Inputs:
-    """`last_action` is −1 before the first action, which one-hot encodes to zeros."""
+    """Return the inputs; `last_action` is −1 before the first action, which encodes to zeros."""
     return Inputs(observation, jax.nn.one_hot(last_action, n_actions))
 
 
 def step(
     params: Parameters, memory: Array, observation: Array, last_action: Array
 ) -> tuple[Array, Array]:
-    """One step of acting: memory (..., H) and Q-values (..., A)."""
+    """Return the next memory (..., H) and the Q-values (..., A) of one step of acting."""
     inputs = encode(observation, last_action, params.output_bias.shape[-1])
     _, gates = _input_gates(params, inputs)
     memory, _ = _gru_step(params, memory, gates)
@@ -89,15 +89,15 @@ Gates = tuple[Array, Array, Array]  # reset, update, candidate, each (..., H)
 
 
 class Trace(NamedTuple):
-    """What the derivative needs of the way forward."""
+    """Intermediate values of the forward pass that the derivative needs."""
 
     features: Array  # (T, ..., H)
-    gates: Gates  # (T, ..., H) what the input adds to each
+    gates: Gates  # (T, ..., H) each gate's input from the features
     memories: Array  # (T, ..., H) after each step
 
 
 def unroll(params: Parameters, inputs: Inputs) -> tuple[Array, Trace]:
-    """Q-values (T, ..., A) along whole episodes of inputs (T, ...)."""
+    """Return Q-values (T, ..., A) along whole episodes of inputs (T, ...), and the trace."""
     features, gates = _input_gates(params, inputs)
 
     def body(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -114,7 +114,7 @@ def unroll(params: Parameters, inputs: Inputs) -> tuple[Array, Trace]:
 def unroll_both(
     params: Parameters, target: Parameters, inputs: Inputs
 ) -> tuple[Array, Array, Trace]:
-    """The values of both, and the first one's trace, in one loop."""
+    """Return the Q-values of both networks and the trace of `params`, computed in one loop."""
     both = jax.tree.map(lambda *pair: jnp.stack(pair), params, target)
     (q, q_target), traces = jax.vmap(unroll, (0, None))(both, inputs)
     return q, q_target, jax.tree.map(lambda x: x[0], traces)
@@ -123,26 +123,26 @@ def unroll_both(
 def gradient(
     params: Parameters, inputs: Inputs, trace: Trace, q_bar: Array, *, by_episode: bool = False
 ) -> Parameters:
-    """What q_bar (T, ..., A), the derivative by the Q-values, makes of the parameters.
+    """Return the gradient of the parameters from that of the Q-values, q_bar (T, ..., A).
 
-    Summed over the batch axes; with `by_episode` these come first in every array instead.
+    It is summed over the batch axes; with `by_episode` they are the leading axes of every array.
     """
     features, gates, memories = trace
     before = jnp.concatenate([jnp.zeros_like(memories[:1]), memories[:-1]])
     _, (reset, update, candidate, recalled) = _gru_step(params, before, gates)
-    # How the gates' inputs move with the memory after the step, which is as far as they act.
+    # Derivatives of the memory after the step by the inputs of the gates.
     by_candidate = (1 - update) * (1 - candidate**2)
     by_update = (before - candidate) * update * (1 - update)
     by_recalled = by_candidate * reset
     by_reset = by_recalled * recalled * (1 - reset)
     to_reset, to_update, to_recalled = (w.T for w in _thirds(params.recurrent_weight))
 
-    moved = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
+    per_step = (q_bar @ params.output_weight.T, by_reset, by_update, by_recalled, update)
     last = features.shape[0] - 1
 
     def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         later, bars = carry
-        bar, reset, update_, recalled, update = _at(last - i, moved)
+        bar, reset, update_, recalled, update = _at(last - i, per_step)
         bar = bar + later
         earlier = bar * update + (bar * reset) @ to_reset
         earlier = earlier + (bar * update_) @ to_update + (bar * recalled) @ to_recalled
@@ -179,7 +179,7 @@ def gradient(
 
 @jax.custom_vjp
 def values(params: Parameters, inputs: Inputs) -> Array:
-    """The Q-values of `unroll`, for whoever differentiates a loss of them by the parameters."""
+    """Return the Q-values of `unroll`, differentiable by the parameters with `gradient`."""
     return unroll(params, inputs)[0]
 
 
@@ -188,8 +188,8 @@ def _values_forward(params: Parameters, inputs: Inputs) -> tuple[Array, Any]:
     return q, (params, inputs, trace)
 
 
-def _values_backward(kept: Any, q_bar: Array) -> tuple[Parameters, None]:
-    params, inputs, trace = kept
+def _values_backward(residuals: Any, q_bar: Array) -> tuple[Parameters, None]:
+    params, inputs, trace = residuals
     return gradient(params, inputs, trace, q_bar), None
 
 
@@ -210,9 +210,12 @@ def _thirds(x: Array) -> Gates:
 
 
 def _input_gates(params: Parameters, inputs: Inputs) -> tuple[Array, Gates]:
-    """Features (..., H), and what they add to the GRU's three gates."""
-    by_seen, by_done = jnp.split(params.input_weight, [inputs.seen.shape[-1]])
-    features = jax.nn.relu(inputs.seen @ by_seen + inputs.done @ by_done + params.input_bias)
+    """Return the features (..., H) and their inputs to the GRU's three gates."""
+    observation, last_action = inputs
+    by_observation, by_action = jnp.split(params.input_weight, [observation.shape[-1]])
+    features = jax.nn.relu(
+        observation @ by_observation + last_action @ by_action + params.input_bias
+    )
     weights, biases = _thirds(params.gates_weight), _thirds(params.gates_bias)
     reset, update, candidate = (features @ w + b for w, b in zip(weights, biases, strict=True))
     return features, (reset, update, candidate)

@@ -1,10 +1,10 @@
-"""One agent's episodes: what it saw, did and was told of the team's reward; nobody else's.
+"""One agent's replay buffer: its own observations and actions, and the team's rewards.
 
-A replay is an `Episode` whose arrays have one more axis in front, `capacity + 1` long. The newest
-episode replaces the oldest. The last slot is scratch: writes that must not happen go there, and
-it is what the padding of a minibatch points at.
+A replay buffer is an `Episode` whose arrays have a leading axis of `capacity + 1` slots. The newest
+episode replaces the oldest. The last slot is scratch: it takes masked-out writes, and the padding
+of a minibatch points at it.
 
-Shapes: T steps at most, O observation, A actions, E episodes stored at once.
+Shapes: T maximum steps, O observation, A actions, E episodes stored at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from jax import Array
 
 
 class Episode(NamedTuple):
-    """One episode of one agent: the unit of privacy."""
+    """One agent's record of one episode: the unit of privacy."""
 
-    observations: Array  # (T + 1, O); entry `length` is the last thing seen
+    observations: Array  # (T + 1, O); entry `length` is the final observation
     available: Array  # (T + 1, A) bool
     actions: Array  # (T,) int16
     rewards: Array  # (T,) the team's
-    terminal: Array  # (T,) bool: the game ended here, so nothing is bootstrapped
+    terminal: Array  # (T,) bool: the game ended here, so do not bootstrap
     length: Array  # () int32
 
 
 def empty(capacity: int, max_steps: int, observation_size: int, n_actions: int) -> Episode:
+    """Return a buffer of `capacity` empty episodes and the scratch slot."""
     rows, T = capacity + 1, max_steps
     return Episode(
         observations=jnp.zeros((rows, T + 1, observation_size)),
@@ -45,14 +46,14 @@ def store(replay: Episode, slots: Array, episodes: Episode) -> Episode:
 
 
 def fetch(replay: Episode, indices: Array, steps: int) -> Episode:
-    """Minibatch (T, B, ...) of the first `steps` steps of the episodes at `indices` (B,).
+    """Return a minibatch (T, B, ...): the first `steps` steps of the episodes at `indices` (B,).
 
-    Time comes first, as it is learnt from. Scratch reads as an empty episode.
+    Time is the leading axis, as learning needs it. The scratch slot reads as an empty episode.
     """
     scratch = replay.length.shape[0] - 1
 
     def first(rows: Array, steps: int) -> Array:
-        where = (indices[None, :], jnp.arange(steps)[:, None])  # so that nothing is turned later
+        where = (indices[None, :], jnp.arange(steps)[:, None])  # gather time first: no transpose
         return rows.at[where].get(mode="promise_in_bounds")
 
     return Episode(
@@ -66,7 +67,7 @@ def fetch(replay: Episode, indices: Array, steps: int) -> Episode:
 
 
 def shorten(episodes: Episode, steps: int) -> Episode:
-    """The first `steps` steps of episodes (B, T, ...) that are no longer than that."""
+    """Cut episodes (B, T, ...) to `steps` steps; none may be longer."""
     return Episode(
         observations=episodes.observations[:, : steps + 1],
         available=episodes.available[:, : steps + 1],
@@ -78,11 +79,11 @@ def shorten(episodes: Episode, steps: int) -> Episode:
 
 
 def time_first(episodes: Episode) -> Episode:
-    """(B, T, ...) as stored to (T, B, ...) as learnt from."""
-    turned: Episode = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, episodes)
-    return turned
+    """Transpose stored episodes (B, T, ...) to a minibatch (T, B, ...)."""
+    batch: Episode = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, episodes)
+    return batch
 
 
 def slots_for(first: Array, count: int, capacity: int) -> Array:
-    """The `count` slots that follow after `first` episodes have been stored."""
+    """Return the next `count` slots after `first` episodes have been stored."""
     return (first + jnp.arange(count)) % capacity

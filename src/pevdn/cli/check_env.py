@@ -18,9 +18,9 @@ def main(
 ) -> None:
     """Check a world by playing it with random actions; exit with 1 if a team cannot train in it."""
     from pevdn.worlds.checks import check_env
-    from pevdn.worlds.quiet import aside
+    from pevdn.worlds.quiet import stdout_to_stderr
 
-    with aside():
+    with stdout_to_stderr():
         report = check_env(env, episodes=episodes, seed=seed)
     if as_json:
         print_json({**dataclasses.asdict(report), "ok": report.ok})

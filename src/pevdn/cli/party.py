@@ -29,6 +29,11 @@ MetricsPort = Annotated[
     typer.Option(help="Serve Prometheus metrics at this port of 127.0.0.1.", min=1, max=65535),
 ]
 
+WorldTimeout = Annotated[
+    float,
+    typer.Option(help="Seconds that an external world may take for a step or a reset.", min=0.01),
+]
+
 
 def main(
     team: Team,
@@ -72,18 +77,26 @@ def take_part(
     listen: str | None,
     metrics_port: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run one member until the team has finished."""
     with needs_network():
-        from pevdn.network import roster as rosters
+        from pevdn.network import roster_file
         from pevdn.network.member import run_member
-    if rosters.read(team).rehearsal:
+    if roster_file.read(team).rehearsal:
         typer.echo(
             f"{me}: a rehearsal: all random numbers derive from the seed; nothing is hidden.",
             err=True,
         )
     report = run_member(
-        team, me, out=out, key=key, listen=listen, metrics_port=metrics_port, told=_show
+        team,
+        me,
+        out=out,
+        key=key,
+        listen=listen,
+        metrics_port=metrics_port,
+        on_report=_show,
+        **options,
     )
     if as_json:
         print_json(report)
@@ -96,12 +109,12 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def line(report: dict[str, Any]) -> str:
-    """`alice: training · round 120 · 4,000 steps · win rate 0.40 · ε team 1.20`"""
+    """`alice: training · step 120 · 4,000 env steps · win rate 0.40 · ε team 1.20`"""
     parts = [f"{report['name']}: {report['state']}"]
-    if report.get("round"):
-        parts.append(f"round {report['round']:,}")
+    if report.get("step"):
+        parts.append(f"step {report['step']:,}")
     if report.get("env_steps") is not None:
-        parts.append(f"{report['env_steps']:,} steps")
+        parts.append(f"{report['env_steps']:,} env steps")
     if report.get("win_rate") is not None:
         parts.append(f"win rate {report['win_rate']:.2f}")
     if report.get("epsilon_team") is not None:

@@ -11,7 +11,7 @@ import typer
 
 from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn_of_delta
 from pevdn.cli.output import Json, print_json
-from pevdn.cli.party import line
+from pevdn.cli.party import WorldTimeout, line
 
 app = typer.Typer(
     help="Run a team with one process per agent on this machine, or show its status.",
@@ -34,6 +34,7 @@ def up(
     ] = None,
     preset: Preset = None,
     patience: Patience = 3600.0,
+    world_timeout: WorldTimeout = 120.0,
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +51,7 @@ def up(
     roster = local.make(folder, configured, mode, patience, seed is not None)
     warn_of_delta(configured, len(roster.parties))
     typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
-    reports = local.up(roster, _Screen())
+    reports = local.up(roster, _Screen(), world_timeout=world_timeout)
     show(reports, as_json)
 
 
@@ -63,9 +64,9 @@ def status(
     from pevdn.errors import PevdnError
 
     local = _local()
-    from pevdn.network import roster as rosters
+    from pevdn.network import roster_file
 
-    roster = rosters.read(team / "team.toml" if team.is_dir() else team)
+    roster = roster_file.read(team / "team.toml" if team.is_dir() else team)
     reports = local.reports(roster)
     if not reports:
         raise PevdnError(
@@ -82,7 +83,7 @@ def show(reports: dict[str, dict[str, Any]], as_json: bool) -> None:
         print_json(reports)
         return
     print_table(
-        ["member", "state", "round", "/s", "steps", "win", "ε team", "MB out, in", "seconds"],
+        ["member", "state", "step", "/s", "env steps", "win", "ε team", "MB out, in", "seconds"],
         [_row(report) for report in reports.values()],
     )
     typer.echo("Seconds: computing, talking, waiting for shares, playing.")
@@ -94,8 +95,8 @@ def _row(report: dict[str, Any]) -> list[str]:
     return [
         report["name"],
         report["state"],
-        f"{report.get('round', 0):,}",
-        f"{report['rounds_per_second']:.1f}",
+        f"{report.get('step', 0):,}",
+        f"{report['steps_per_second']:.1f}",
         f"{report['env_steps']:,}" if "env_steps" in report else "–",
         f"{win_rate:.2f}" if win_rate is not None else "–",
         f"{epsilon:.2f}" if epsilon is not None else "–",

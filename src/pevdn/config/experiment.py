@@ -54,10 +54,14 @@ class Config:
         return self.settings.delta or default_delta(self.steps)
 
     @property
+    def updates_due(self) -> int:
+        """Updates that one block of episodes calls for."""
+        return updates_due(self.settings.parallel_episodes, self.settings.update_every)
+
+    @property
     def block_size(self) -> int:
         """Episodes played between updates: parallel_episodes, up to a multiple of update_every."""
-        s = self.settings
-        return -(-s.parallel_episodes // s.update_every) * s.update_every
+        return self.updates_due * self.settings.update_every
 
     @property
     def learning_starts(self) -> int:
@@ -70,6 +74,11 @@ class Config:
     def identity(self) -> str:
         """A short hash; `load` replaces it where an earlier version hashed other things."""
         return _hash(dataclasses.asdict(self))
+
+
+def updates_due(parallel_episodes: int, update_every: int) -> int:
+    """Updates that one block of episodes calls for."""
+    return -(-parallel_episodes // update_every)
 
 
 def default_delta(episodes: int) -> float:

@@ -13,9 +13,10 @@ together with the largest message it had to refuse (0 when all were fine).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from jax import Array
+if TYPE_CHECKING:
+    from jax import Array
 
 
 class Opened(NamedTuple):

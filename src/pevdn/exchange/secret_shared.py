@@ -22,8 +22,7 @@ from jax import Array
 
 from pevdn.errors import UsageError
 from pevdn.exchange import Opened
-
-FULL = 2**32
+from pevdn.exchange.modular import FULL, negate, shares, total
 
 
 class Code(NamedTuple):
@@ -52,21 +51,13 @@ class Code(NamedTuple):
             )
         return self
 
-
-def add(a: Array, b: Array, modulus: int) -> Array:
-    """(a + b) mod p for a, b < p ≤ 2³², without a wider integer."""
-    total = a + b  # wraps modulo 2³²
-    if modulus == FULL:
-        return total
-    p = jnp.uint32(modulus)
-    return jnp.where((total < a) | (total >= p), total - p, total)
-
-
-def negate(a: Array, modulus: int) -> Array:
-    """−a mod p."""
-    if modulus == FULL:
-        return jnp.uint32(0) - a
-    return jnp.where(a == 0, a, jnp.uint32(modulus) - a)
+    def refusal(self, n_agents: int, what: str = "a message") -> str:
+        """Say that a message does not fit, and what to do about it."""
+        return (
+            f"{what} does not fit into ±{self.limit(n_agents):g}, the range that precision="
+            f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents, and the "
+            "update was not made; lower precision or learning_rate, or raise modulus."
+        )
 
 
 def whole_units(x: Array, code: Code) -> Array:
@@ -116,24 +107,14 @@ def decode(s: Array, code: Code) -> Array:
 
 
 def split(key: Array, secret: Array, n: int, modulus: int) -> Array:
-    """n shares (n, ...) of a secret (...): n − 1 uniform ones, and what is missing to it."""
+    """Split a secret (...) into n shares (n, ...) with JAX's generator."""
     shape = (n - 1, *secret.shape)
     if modulus == FULL:
         uniform = jax.random.bits(key, shape, jnp.uint32)
     else:
         uniform = jax.random.randint(key, shape, 0, jnp.uint32(modulus), jnp.uint32)
-    rest = secret
-    for share in uniform:
-        rest = add(rest, negate(share, modulus), modulus)
-    return jnp.concatenate([uniform, rest[None]])
-
-
-def reconstruct(shares: Array, modulus: int) -> Array:
-    """The secret (...) behind n shares (n, ...)."""
-    total = shares[0]
-    for share in shares[1:]:
-        total = add(total, share, modulus)
-    return total
+    found: Array = shares(secret, uniform, modulus)
+    return found
 
 
 def refused(messages: Array, code: Code) -> Array:
@@ -154,9 +135,9 @@ def secret_shared(key: Array, messages: Array, code: Code, saturating: bool = Fa
     encoded = encode(messages, code)
     keys = jax.random.split(key, n)
     # (sender, receiver, ...): agent i splits its own message and hands share j to agent j.
-    shares = jax.vmap(lambda k, s: split(k, s, n, code.modulus))(keys, encoded)
+    held = jax.vmap(lambda k, s: split(k, s, n, code.modulus))(keys, encoded)
     # Each receiver j adds up the shares it holds, and broadcasts that partial sum.
-    partial_sums = reconstruct(shares, code.modulus)
-    total = decode(reconstruct(partial_sums, code.modulus), code)
+    partial_sums = total(held, code.modulus)
+    opened = decode(total(partial_sums, code.modulus), code)
     worst = jnp.zeros(()) if saturating else refused(messages, code)
-    return Opened(jnp.broadcast_to(total, messages.shape), worst)
+    return Opened(jnp.broadcast_to(opened, messages.shape), worst)

@@ -1,14 +1,20 @@
-"""The team as strangers: every agent a process of its own, on its own machine, over mutual TLS.
+"""The deployed runtime: each agent a process, on its own machine, over mutual TLS.
 
-It runs the same `agent/` code as the simulation; what differs is who can read whose memory.
+It runs the same agent program, schedule and release as the simulation.
 
-    roster      who is in the team, where, with which certificate, and what they have agreed on
-    keys        certificates and private keys
-    transport   who may talk, what may be said, and that it arrives once
-    sums        Σ m_i on the wire: shares or pairwise masks
-    randomness  everything that is drawn, from the operating system's generator
-    journal     what a party has on disk, so that a kill loses nothing
-    mind        what one agent computes
-    party       one agent: Algorithm 1 as rounds that the whole team completes or none
-    stage       the process that hosts a simulated world
+    member         process entry: a party, or the world server
+    party          one agent: the loop over protocol steps (play, update, evaluate)
+    protocol       what parties send each other in a step: commit, reveal, share, open, compare
+    secure_sum     additive shares and pairwise masks
+    state          the agent, its counters, and what each step changes in them
+    recovery       journal, snapshots and episodes on disk          catch_up   a missed step
+    progress       public counters, and the step that follows       playing    episodes of a step
+    compiled_agent the agent program, compiled for one agent
+    group          send and collect (membership: views; mailbox: received messages)
+    transport      authenticated delivery (schema, traffic, channel_options)
+    environment    a remote world, or the agent's own body
+    world_server   serves a simulated world (episodes: compiled, or in worker processes)
+    roster, roster_file, keys    members, agreement, certificates
+    randomness, streams          everything that is drawn
+    status, lifecycle, readme, local
 """

@@ -1,10 +1,10 @@
-"""Certificates and private keys of a team, made in one place and then handed out.
+"""Create the certificates and private keys of a team in one place, to be handed out.
 
-Whoever makes them holds every private key until it is handed out and deleted there, and can speak
-as any member that long. The authority only signs: members trust the certificates that the roster
-names, so that a certificate made later with the authority's key is refused like any other.
+Whoever creates them holds every private key until it is handed out and deleted, and can act as any
+member until then. The authority only signs: members trust the certificates in the roster, so a
+certificate that the authority's key signs later is refused.
 
-All keys are ECDSA P-256: TLS 1.2 is switched off by offering it suites for RSA alone.
+All keys are ECDSA P-256: TLS 1.2 is switched off by offering it RSA suites only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pevdn.config.experiment import Config
 from pevdn.config.settings import number
 from pevdn.errors import PevdnError, UsageError
-from pevdn.network import roster
+from pevdn.network import roster, roster_file
 from pevdn.network.roster import PATIENCE, WORLD, Member, Roster
 from pevdn.storage.files import make_private
 
-DAYS = 365  # that a member's certificate is valid
+DAYS = 365  # a member's certificate is valid for
 AUTHORITY_DAYS = 3650
-EARLY = timedelta(hours=1)  # valid before it is made: clocks of members may be slow
+EARLY = timedelta(hours=1)  # certificates are valid from before: members' clocks may be slow
 
 
 class Pair(NamedTuple):
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def make_authority() -> Pair:
-    """What signs the certificates of one team, and nothing below them."""
+    """Create the authority that signs the certificates of one team."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named("pevdn authority")
     now = datetime.now(UTC)
@@ -66,7 +66,7 @@ def make_authority() -> Pair:
 
 
 def issue(name: str, authority: Pair, days: int = DAYS) -> Pair:
-    """A certificate for both ends of a connection, made out to `name`."""
+    """Issue a certificate to `name`, for both ends of a connection."""
     days = number("days", days, int, 1, AUTHORITY_DAYS)
     key = ec.generate_private_key(ec.SECP256R1())
     signer = authority.certificate
@@ -96,10 +96,10 @@ def create(
     rehearsal: bool = False,
     days: int = DAYS,
 ) -> Roster:
-    """A new team in `out`: team.toml, and NAME.pem and NAME.key of the authority and all members.
+    """Create a team in `out`: team.toml, and NAME.pem and NAME.key of authority and members.
 
-    Parties are names and addresses, in the order of the world's agents. Nothing is overwritten;
-    if something fails, no file is left behind.
+    Parties are names and addresses, in the order of the world's agents. No file is overwritten;
+    after a failure no file is left behind.
     """
     roster.check_team(config, mode, parties, world_address)
     config = roster.with_randomness(config, rehearsal)
@@ -126,7 +126,7 @@ def _write(made: Roster, pairs: dict[str, Pair]) -> None:
     try:
         make_private(out)
     except OSError as problem:
-        raise PevdnError(f"cannot make {out}: {problem.strerror or problem}.") from None
+        raise PevdnError(f"cannot create {out}: {problem.strerror or problem}.") from None
     try:
         for name, pair in pairs.items():
             for end, content, mode in (
@@ -134,9 +134,9 @@ def _write(made: Roster, pairs: dict[str, Pair]) -> None:
                 ("pem", pair.certificate_pem, 0o644),
             ):
                 path = out / f"{name}.{end}"
-                roster.new_file(path, content, mode)
+                roster_file.new_file(path, content, mode)
                 written.append(path)
-        roster.write(made)
+        roster_file.write(made)
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def _check_free(*paths: Path) -> None:
         raise UsageError(f"{out} is a file; choose another directory with --out.")
     for path in paths:
         if os.path.lexists(path):
-            raise roster.taken(path)
+            raise roster_file.taken(path)
 
 
 def _named(name: str) -> x509.Name:

@@ -1,4 +1,4 @@
-"""A whole team on this machine, every member a process: for trying it out and for tests."""
+"""Run a whole team on this machine, each member a process: for trials and tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 from pevdn import worlds
 from pevdn.config.experiment import Config
 from pevdn.errors import Interrupted, PevdnError, UsageError
-from pevdn.network import keys, status
-from pevdn.network import roster as rosters
+from pevdn.network import keys, roster_file, status
+from pevdn.network.episodes import WORLD_TIMEOUT
+from pevdn.network.member import data_of
 from pevdn.network.roster import WORLD, Roster
 from pevdn.storage.files import make_private
 from pevdn.storage.signals import stop_requests
@@ -25,14 +26,13 @@ Reports = dict[str, dict[str, Any]]
 
 
 def make(out: Path, config: Config, mode: str, patience: float, rehearsal: bool) -> Roster:
-    """A team in `out`, at free ports of this machine; the one that is there, if it is the same."""
+    """Create a team in `out` at free local ports; return an existing one if it is the same."""
     path = out / "team.toml"
     if path.exists():
-        found = rosters.read(path)
+        found = roster_file.read(path)
         if (found.config, found.mode, found.rehearsal) != (config, mode, rehearsal):
             raise UsageError(
-                f"{path} is of a team with other settings; ask for the same as before, or choose "
-                "another --out."
+                f"{path} has other settings; use the same as before, or choose another --out."
             )
         return found
     agents = len(worlds.make(config.env).agents)
@@ -41,9 +41,14 @@ def make(out: Path, config: Config, mode: str, patience: float, rehearsal: bool)
     return keys.create(out, config, parties, f"127.0.0.1:{last}", mode, patience, rehearsal)
 
 
-def up(roster: Roster, show: Callable[[Reports], None], every: float = 1.0) -> Reports:
-    """Start every member and wait until all are done; one that is killed is started again."""
-    members = {name: _Process(roster, name) for name in roster.names}
+def up(
+    roster: Roster,
+    show: Callable[[Reports], None],
+    every: float = 1.0,
+    world_timeout: float = WORLD_TIMEOUT,
+) -> Reports:
+    """Start every member and wait until all have finished; restart members that are killed."""
+    members = {name: _Process(roster, name, world_timeout) for name in roster.names}
     with ExitStack() as stack:
         for process in members.values():
             stack.callback(process.end)
@@ -55,42 +60,40 @@ def up(roster: Roster, show: Callable[[Reports], None], every: float = 1.0) -> R
             show(reports(roster))
             if stop:
                 raise Interrupted(
-                    f"stopped; everything is saved, and the same command goes on in "
+                    f"stopped; everything is saved, and the same command continues in "
                     f"{roster.path.parent}."
                 )
             for process in members.values():
-                process.look()
+                process.check()
     return reports(roster)
 
 
 def reports(roster: Roster) -> Reports:
-    """What every member of the roster last said of itself, as far as it is on this machine."""
-    found = {name: status.read(_data(roster, name)) for name in roster.names}
+    """Return the last report of every member that has run on this machine."""
+    found = {name: status.read(data_of(roster.path, name)) for name in roster.names}
     return {name: report for name, report in found.items() if report is not None}
 
 
-def _data(roster: Roster, name: str) -> Path:
-    return roster.path.parent / f"{name}.data"
-
-
 class _Process:
-    """One member."""
+    """One member as a child process."""
 
-    def __init__(self, roster: Roster, name: str) -> None:
-        self.roster, self.name = roster, name
+    def __init__(self, roster: Roster, name: str, world_timeout: float) -> None:
+        self.roster, self.name, self.world_timeout = roster, name, world_timeout
         self.process: subprocess.Popen[bytes] | None = None
-        self.words = _data(roster, name) / "words.txt"
+        self.output = data_of(roster.path, name) / "output.txt"
 
     def start(self) -> None:
-        make_private(self.words.parent)
-        which = ["world"] if self.name == WORLD else ["party", "--me", self.name]
+        make_private(self.output.parent)
+        which = ["party", "--me", self.name]
+        if self.name == WORLD:
+            which = ["world", "--world-timeout", str(self.world_timeout)]
         command = [sys.executable, "-m", "pevdn", *which, "--team", str(self.roster.path)]
-        with self.words.open("ab") as words:
+        with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 process_group=0,
             )
@@ -99,20 +102,20 @@ class _Process:
     def running(self) -> bool:
         return self.process is not None
 
-    def look(self) -> None:
-        """Whether it has ended, and how."""
+    def check(self) -> None:
+        """Restart it if it was killed; raise if it has failed."""
         code = self.process.poll() if self.process is not None else None
         if code is None:
             return
         self.process = None
         if code < 0:
-            self.start()  # killed: as a service manager would
+            self.start()  # as a service manager would
         elif code > 0:
-            *_, last = ["it said nothing.", *self.words.read_text().splitlines()]
+            *_, last = ["it gave no reason.", *self.output.read_text().splitlines()]
             raise PevdnError(f"{self.name} has stopped: {last.removeprefix('pevdn: ')}")
 
     def end(self) -> None:
-        """Ask it to save and stop, and wait."""
+        """Ask it to save and stop; wait for it."""
         if self.process is None:
             return
         self.process.terminate()

@@ -1,4 +1,4 @@
-"""A member as a process: from files to a run that can be watched, stopped and gone on with."""
+"""A member as a process: reads its files, runs, and can be watched and stopped."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from pevdn._platform import refuse_miscompiling_jaxlib
-from pevdn.network import roster as rosters
-from pevdn.network import status
+from pevdn.network import roster_file, status
 from pevdn.network.environment import Body
+from pevdn.network.episodes import WORLD_TIMEOUT
 from pevdn.network.party import Party
 from pevdn.network.roster import WORLD
 from pevdn.network.world_server import WorldServer
 from pevdn.storage.files import lock, make_private
 
-Told = Callable[[dict[str, Any]], None]  # what is shown of a member every few seconds
+OnReport = Callable[[dict[str, Any]], None]  # gets a member's report every few seconds
 
 
 def data_of(team: Path, me: str) -> Path:
-    """Where a member keeps its data unless it is told."""
+    """Return the default directory of a member's data."""
     return team.parent / f"{me}.data"
 
 
@@ -35,45 +35,47 @@ def run_member(
     listen: str | None = None,
     metrics_port: int | None = None,
     body: Body | None = None,
-    told: Told | None = None,
+    on_report: OnReport | None = None,
+    world_timeout: float = WORLD_TIMEOUT,
 ) -> dict[str, Any]:
-    """Take part in a team until it is done; returns the last report.
+    """Take part in a team until it has finished; return the last report.
 
-    `me` is a party of the roster, or "world". A party with a `body` of its own needs no world.
+    `me` is a party of the roster, or "world". A party with its own `body` needs no world.
+    `world_timeout` is the number of seconds that an external world may take for a step or a reset.
     """
-    roster = rosters.read(team)
+    roster = roster_file.read(team)
     member = roster.member(me)
     if me != WORLD:
         refuse_miscompiling_jaxlib()
-    secret = rosters.private_key(key or team.parent / f"{me}.key", member)
+    private = roster_file.private_key(key or team.parent / f"{me}.key", member)
     folder = out or data_of(team, me)
-    os.umask(0o077)  # what it keeps is nobody else's business
+    os.umask(0o077)  # no other user can read what it writes
     make_private(folder)
     with lock(folder):
         process: Party | WorldServer
         if me == WORLD:
-            process = WorldServer(roster, secret, folder, listen)
+            process = WorldServer(roster, private, folder, listen, world_timeout)
         else:
-            process = Party(roster, me, secret, folder, body, listen)
+            process = Party(roster, me, private, folder, body, listen)
         if metrics_port is not None:
             status.serve(metrics_port, process.status)
-        asyncio.run(_watched(process, told))
+        asyncio.run(_run(process, on_report))
         return process.status.report()
 
 
-async def _watched(process: Party | WorldServer, told: Told | None) -> None:
+async def _run(process: Party | WorldServer, on_report: OnReport | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, process.group.interrupt)
-    watching = asyncio.create_task(_tell(process, told)) if told is not None else None
+    reporting = asyncio.create_task(_report(process, on_report)) if on_report is not None else None
     try:
         await process.run()
     finally:
-        if watching is not None:
-            watching.cancel()
+        if reporting is not None:
+            reporting.cancel()
 
 
-async def _tell(process: Party | WorldServer, told: Told) -> None:
+async def _report(process: Party | WorldServer, on_report: OnReport) -> None:
     while True:
         await asyncio.sleep(5.0)
-        told(process.status.report())
+        on_report(process.status.report())

@@ -1,12 +1,12 @@
-"""Everything that is drawn, by whom, and from what.
+"""All random numbers of a member, and what each is drawn from.
 
-In earnest (`Own`) a party draws its own numbers from its secret, which came from the operating
-system, and the minibatches from the seed that all parties made together. In a rehearsal everything
-is drawn from one seed, as in the simulation of that seed, so that the two can be compared; it
-hides nothing.
+`FromSecret` draws a party's own numbers from its secret, which came from the operating system, and
+minibatches from the seed that all parties made together. `FromSeed`, for rehearsals, draws
+everything from one seed with the keys of the simulation, so that the two can be compared; it hides
+nothing.
 
-Numbers belong to a round or a block, not to a moment: computed again after a kill they are the
-same, so that the same noise never hides two different gradients.
+Numbers depend on a step or block, not on the time: a restarted party draws the same again, so the
+same noise never hides two different gradients.
 
 Shapes: E episodes side by side.
 """
@@ -14,144 +14,109 @@ Shapes: E episodes side by side.
 from __future__ import annotations
 
 import math
-from functools import cache, partial
-from typing import Protocol
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pevdn.agent import keys
+from pevdn.config.experiment import Config
 from pevdn.network.streams import Secret, Stream
 from pevdn.privacy import gaussian, mechanism
-from pevdn.training.loop import evaluation_keys
 
 
-class Draws(Protocol):
-    """What a party and the world draw."""
+class FromSecret:
+    """Draws from a secret of the member's own."""
 
-    def first(self, index: int, agents: int) -> Array:
-        """The key of agent `index`'s first parameters."""
-        ...
+    def __init__(self, config: Config, secret: Secret, run: bytes) -> None:
+        self._config, self._secret, self._run = config, secret, run
 
-    def chance(self, block: int, step: int, index: int, agents: int, episodes: int) -> np.ndarray:
-        """Uniform (E, 2): whether the agent explores, and how."""
-        ...
-
-    def coin(self, seed: bytes, block: int, number: int, due: int) -> float:
-        """Uniform: whether update `number` of `due` is made, where not every one is."""
-        ...
-
-    def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        """Uniform uint32 words (slots,): which episodes are learnt from."""
-        ...
-
-    def noise(
-        self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
-    ) -> np.ndarray:
-        """Uniform uint32 words (size, 4, 4), from which the agent's noise is made."""
-        ...
-
-    def world(self, block: int, episodes: int) -> Array:
-        """Keys (E,) of a block of episodes."""
-        ...
-
-    def evaluation(self, number: int, episodes: int) -> Array:
-        """Keys (E,) of an evaluation."""
-        ...
-
-
-class Own:
-    """From a secret of one's own."""
-
-    def __init__(self, secret: Secret, run: bytes) -> None:
-        self._secret, self._run = secret, run
-
-    def first(self, index: int, agents: int) -> Array:
+    def initial_parameters(self) -> Array:
+        """Return the key of the agent's first parameters."""
         return self._key("first parameters")
 
-    def chance(self, block: int, step: int, index: int, agents: int, episodes: int) -> np.ndarray:
-        stream = self._secret.stream("exploration", self._run, block, step)
-        return stream.uniform((episodes, 2)).astype(np.float32)
+    def exploration(self, block: int, t: int) -> np.ndarray:
+        """Return uniform (E, 2): whether the agent explores, and which action it then takes."""
+        stream = self._secret.stream("exploration", self._run, block, t)
+        return stream.uniform((self._config.block_size, 2)).astype(np.float32)
 
-    def coin(self, seed: bytes, block: int, number: int, due: int) -> float:
-        return float(Stream(seed, "coin", number).uniform((1,))[0])
+    def coin(self, seed: bytes, block: int, update: int) -> float:
+        """Return a public uniform number that decides whether an update is made."""
+        return float(Stream(seed, "coin", update).uniform((1,))[0])
 
-    def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        return Stream(seed, "minibatch", number).words(slots)
+    def minibatch(self, seed: bytes, block: int, update: int) -> np.ndarray:
+        """Return public uniform uint32 words (buffer_size,) that choose the minibatch."""
+        return Stream(seed, "minibatch", update).words(self._config.settings.buffer_size)
 
-    def noise(
-        self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
-    ) -> np.ndarray:
+    def noise(self, step: int, block: int, update: int, size: int) -> np.ndarray:
+        """Return uniform uint32 words (size, 4, 4) for the agent's noise."""
         shape = (size, *gaussian.WORDS)
-        stream = self._secret.stream("noise", self._run, round)
+        stream = self._secret.stream("noise", self._run, step)
         return stream.words(math.prod(shape)).reshape(shape)
 
-    def world(self, block: int, episodes: int) -> Array:
-        return jax.random.split(self._key("episodes", block), episodes)
+    def episodes(self, block: int) -> Array:
+        """Return the world's keys (E,) of a block of episodes."""
+        return jax.random.split(self._key("episodes", block), self._config.block_size)
 
-    def evaluation(self, number: int, episodes: int) -> Array:
-        return jax.random.split(self._key("evaluation", number), episodes)
+    def evaluation(self, number: int) -> Array:
+        """Return the world's keys (eval_episodes,) of an evaluation."""
+        key = self._key("evaluation", number)
+        return jax.random.split(key, self._config.settings.eval_episodes)
 
     def _key(self, *label: str | int) -> Array:
         words = np.frombuffer(self._secret.stream(*label, self._run).bytes(8), np.uint32)
         return jax.random.wrap_key_data(jnp.asarray(words))
 
 
-class Rehearsal:
-    """From a seed, as in the simulation."""
+class FromSeed:
+    """Draws the same from a seed, as the simulation of that seed does."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._start, self._agents = jax.random.split(jax.random.key(seed), 2)
-        self._blocks = [self._start]  # the key before each block
+    def __init__(self, config: Config, agents: int, index: int = 0) -> None:
+        self._config, self._agents, self._index = config, agents, index
+        training, self._first = keys.of_lane(jax.random.key(config.seed))
+        self._training = [training]  # the training key before each block
+        self._of_block = jax.jit(keys.of_block, static_argnums=(1, 2))
 
-    def first(self, index: int, agents: int) -> Array:
-        return jax.random.split(self._agents, agents)[index]
+    def initial_parameters(self) -> Array:
+        return keys.of_agents(self._first, self._agents)[self._index]
 
-    def chance(self, block: int, step: int, index: int, agents: int, episodes: int) -> np.ndarray:
-        return np.asarray(_chances(self.world(block, episodes), step, agents))[:, index]
+    def exploration(self, block: int, t: int) -> np.ndarray:
+        return np.asarray(_chances(self.episodes(block), t, self._agents))[:, self._index]
 
-    def coin(self, seed: bytes, block: int, number: int, due: int) -> float:
-        return float(jax.random.uniform(self._update(block, number, due)[0]))
+    def coin(self, seed: bytes, block: int, update: int) -> float:
+        return float(jax.random.uniform(self._updates(block)[update, keys.COIN]))
 
-    def tickets(self, seed: bytes, block: int, number: int, due: int, slots: int) -> np.ndarray:
-        key = self._update(block, number, due)[1]
-        return np.asarray(jax.random.bits(key, (slots,), jnp.uint32))
+    def minibatch(self, seed: bytes, block: int, update: int) -> np.ndarray:
+        key, size = self._updates(block)[update, keys.MINIBATCH], self._config.settings.buffer_size
+        return np.asarray(jax.random.bits(key, (size,), jnp.uint32))
 
-    def noise(
-        self, round: int, block: int, number: int, due: int, index: int, agents: int, size: int
-    ) -> np.ndarray:
-        key = jax.random.split(self._update(block, number, due)[3], agents)[index]
-        return np.asarray(mechanism.words(key, size))
+    def noise(self, step: int, block: int, update: int, size: int) -> np.ndarray:
+        own = keys.of_agents(self._updates(block)[update, keys.NOISE], self._agents)[self._index]
+        return np.asarray(mechanism.words(own, size))
 
-    def world(self, block: int, episodes: int) -> Array:
-        return _split(self._of_block(block)[1], episodes)
+    def episodes(self, block: int) -> Array:
+        return self._block(block)[1]
 
-    def evaluation(self, number: int, episodes: int) -> Array:
-        return _split(evaluation_keys(jnp.array([self._seed]), number)[0], episodes)
+    def evaluation(self, number: int) -> Array:
+        key = keys.of_evaluation(self._config.seed, number)
+        return jax.random.split(key, self._config.settings.eval_episodes)
 
-    def _of_block(self, block: int) -> Array:
-        """Next block's key, the episodes' and the updates'."""
-        while len(self._blocks) <= block + 1:
-            self._blocks.append(_split(self._blocks[-1], 3)[0])
-        return _split(self._blocks[block], 3)
+    def _updates(self, block: int) -> Array:
+        return self._block(block)[2]
 
-    def _update(self, block: int, number: int, due: int) -> Array:
-        return _split(self._of_block(block)[2], due, 4)[number]
-
-
-@partial(jax.jit, static_argnums=(2,))
-def _chances(keys: Array, step: Array, agents: int) -> Array:
-    """(E, N, 2), as every agent's is drawn in the simulation."""
-    now = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, step)))(keys)
-    return jax.vmap(lambda key: jax.random.uniform(key, (agents, 2)))(now[:, 0])
+    def _block(self, block: int) -> tuple[Array, Array, Array]:
+        shape = self._config.block_size, self._config.updates_due
+        while len(self._training) <= block:
+            self._training.append(self._of_block(self._training[-1], *shape)[0])
+        return self._of_block(self._training[block], *shape)
 
 
-def _split(key: Array, *shape: int) -> Array:
-    return _splitter(shape)(key)
+Randomness = FromSecret | FromSeed
 
 
-@cache
-def _splitter(shape: tuple[int, ...]) -> jax.stages.Wrapped:
-    return jax.jit(lambda key: jax.random.split(key, shape))
+@partial(jax.jit, static_argnums=2)
+def _chances(episodes: Array, t: Array, agents: int) -> Array:
+    """Return every agent's chances (E, N, 2) in step t, as the simulation draws them."""
+    return jax.vmap(lambda key: keys.chances(keys.of_step(key, t)[0], agents))(episodes)

@@ -1,14 +1,14 @@
-"""What a party has on disk: enough to be killed at any instant.
+"""A party's files: enough to survive a kill at any instant.
 
-    snapshot-R.bin   the agent and the public counters after round R
-    journal-R.jsonl  a line for every round completed since: what came out of it
+    snapshot-S.bin   the agent and the public counters after step S of the protocol
+    journal-S.jsonl  one line per step completed since: its outcome
     episodes-B.bin   the agent's own episodes of block B
 
-A round is complete once its line is on the disk. What the agent computes from it is the same
-every time, so that after a kill the rounds since the snapshot are computed again, from the
-agent's own episodes and the sums that were opened, without asking anybody.
+A step is complete once its line is on disk. What the agent computes from an outcome is
+deterministic, so after a kill it replays the steps since the snapshot from its own episodes and the
+opened sums, without asking a peer.
 
-Lines are chained by checksums. A last line that is half written was never acted upon.
+Lines are chained by checksums. An incomplete last line was never acted upon.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from pevdn.storage.files import sync_directory, write_atomically
 
 
 @dataclass(frozen=True)
-class Record:
-    """What came out of a round."""
+class Outcome:
+    """The public outcome of one step of the protocol."""
 
-    round: int
+    step: int
     kind: str  # play, update or evaluate
     words: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
-    nonces: Mapping[str, bytes] = field(default_factory=dict)  # who revealed what
+    nonces: Mapping[str, bytes] = field(default_factory=dict)  # revealed, by party
 
     def to_line(self) -> dict[str, Any]:
         return {
-            "round": self.round,
+            "step": self.step,
             "kind": self.kind,
             "words": base64.b64encode(self.words.astype("<u4").tobytes()).decode(),
             "nonces": {name: nonce.hex() for name, nonce in sorted(self.nonces.items())},
         }
 
     @classmethod
-    def of_line(cls, line: dict[str, Any]) -> Record:
+    def from_line(cls, line: dict[str, Any]) -> Outcome:
         words = np.frombuffer(base64.b64decode(line["words"]), "<u4").astype(np.uint32)
         nonces = {name: bytes.fromhex(nonce) for name, nonce in line["nonces"].items()}
-        return cls(line["round"], line["kind"], words, nonces)
+        return cls(line["step"], line["kind"], words, nonces)
 
 
 class Journal:
@@ -59,45 +59,45 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._base = 0  # the round of the snapshot that the journal follows
+        self._base = 0  # the step of the snapshot that the journal follows
         self._check = ""
 
-    # ---- rounds -----------------------------------------------------------------------------
+    # ---- steps --------------------------------------------------------------------------------
 
-    def append(self, record: Record) -> None:
-        """A round is complete when this returns."""
-        self._check = chain.extend(self._path(), self._check, record.to_line())["check"]
+    def append(self, outcome: Outcome) -> None:
+        """Write an outcome; the step is complete when this returns."""
+        self._check = chain.extend(self._path(), self._check, outcome.to_line())["check"]
 
-    def save(self, round: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """A snapshot after `round`, from which a new journal starts; the one before is kept."""
-        text = io.BytesIO()
+    def save(self, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """Write a snapshot after `step` and start a new journal; keep the snapshot before it."""
+        buffer = io.BytesIO()
         packed = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        np.savez(text, facts=packed, **dict[str, Any](arrays))
-        write_sealed(self.folder / f"snapshot-{round}.bin", text.getvalue())
-        self._base, self._check = round, ""
+        np.savez(buffer, facts=packed, **dict[str, Any](arrays))
+        write_sealed(self.folder / f"snapshot-{step}.bin", buffer.getvalue())
+        self._base, self._check = step, ""
         self._path().touch()
         for old in self._snapshots()[:-2]:
             (self.folder / f"journal-{old}.jsonl").unlink(missing_ok=True)
             (self.folder / f"snapshot-{old}.bin").unlink()
 
-    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any], list[Record]] | None:
-        """The newest whole snapshot, and the rounds after it; None if nothing was begun."""
+    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any], list[Outcome]] | None:
+        """Return the newest snapshot and the outcomes after it; None if there is no snapshot."""
         found = self.snapshot()
-        return (*found, self._rounds()) if found is not None else None
+        return (*found, self._outcomes()) if found is not None else None
 
     def snapshot(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """The newest snapshot; None if nothing was begun."""
-        found = self._snapshots()
-        if not found:
+        """Return the newest snapshot; None if there is none."""
+        steps = self._snapshots()
+        if not steps:
             return None
-        self._base = found[-1]
+        self._base = steps[-1]
         payload = read_sealed(self.folder / f"snapshot-{self._base}.bin")
         with np.load(io.BytesIO(payload), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(arrays.pop("facts").tobytes())
         return arrays, facts
 
-    def _rounds(self) -> list[Record]:
+    def _outcomes(self) -> list[Outcome]:
         path = self._path()
         if not path.exists():
             return []
@@ -106,59 +106,63 @@ class Journal:
             lines = chain.read(path)
         except chain.BrokenChain as problem:
             raise PevdnError(
-                f"line {problem.number} of {path} is not what was written; restore the file, or "
-                "start the whole team anew in another directory."
+                f"line {problem.number} of {path} is damaged; restore the file, or restart the "
+                "whole team in another directory."
             ) from None
         self._check = lines[-1]["check"] if lines else ""
-        return [Record.of_line(line) for line in lines]
+        return [Outcome.from_line(line) for line in lines]
 
     def _path(self) -> Path:
         return self.folder / f"journal-{self._base}.jsonl"
 
     def _snapshots(self) -> list[int]:
-        return sorted(int(p.stem.partition("-")[2]) for p in self.folder.glob("snapshot-*.bin"))
+        return sorted(_number(path) for path in self.folder.glob("snapshot-*.bin"))
 
-    # ---- episodes ---------------------------------------------------------------------------
+    # ---- episodes -----------------------------------------------------------------------------
 
-    def keep(self, block: int, rows: PackedReplay) -> None:
-        """A block of own episodes; it is on the disk when this returns."""
-        text = io.BytesIO()
-        np.save(text, rows.length)
-        np.save(text, np.array([len(row) for row in rows.rows]))
-        text.write(b"".join(rows.rows))
-        write_sealed(self._block(block), text.getvalue())
+    def write_block(self, block: int, episodes: PackedReplay) -> None:
+        """Write a block of own episodes; it is on disk when this returns."""
+        buffer = io.BytesIO()
+        np.save(buffer, episodes.length)
+        np.save(buffer, np.array([len(row) for row in episodes.rows]))
+        buffer.write(b"".join(episodes.rows))
+        write_sealed(self._block(block), buffer.getvalue())
 
-    def kept(self, block: int) -> PackedReplay | None:
-        """A block of own episodes; None if it was never written."""
+    def read_block(self, block: int) -> PackedReplay | None:
+        """Return a block of own episodes; None if it was never written."""
         if not self._block(block).exists():
             return None
-        text = io.BytesIO(read_sealed(self._block(block)))
-        length = np.load(text, allow_pickle=False)
-        rows = PackedReplay(len(length) - 1)
-        rows.length = length
-        rows.rows = [text.read(size) for size in np.load(text, allow_pickle=False)]
-        return rows
+        buffer = io.BytesIO(read_sealed(self._block(block)))
+        length = np.load(buffer, allow_pickle=False)
+        episodes = PackedReplay(len(length) - 1)
+        episodes.length = length
+        episodes.rows = [buffer.read(size) for size in np.load(buffer, allow_pickle=False)]
+        return episodes
 
-    def drop_before(self, block: int) -> None:
-        """Episodes that the buffer did not hold any more when the snapshot was made."""
+    def delete_blocks_before(self, block: int) -> None:
+        """Delete episodes that had left the buffer when the snapshot was made."""
         for path in self.folder.glob("episodes-*.bin"):
-            if int(path.stem.partition("-")[2]) < block:
+            if _number(path) < block:
                 path.unlink()
 
     def _block(self, block: int) -> Path:
         return self.folder / f"episodes-{block}.bin"
 
 
+def _number(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
 def write_sealed(path: Path, payload: bytes) -> None:
-    """A file that starts with its checksum; it is on the disk, with its name, after this."""
+    """Write a file that starts with its checksum; content and name are on disk after this."""
     write_atomically(path, hashlib.sha256(payload).digest() + payload)
     sync_directory(path.parent)
 
 
 def read_sealed(path: Path) -> bytes:
-    whole = path.read_bytes()
-    if hashlib.sha256(whole[32:]).digest() != whole[:32]:
+    content = path.read_bytes()
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
         raise PevdnError(
-            f"{path} is damaged; restore it, or start the whole team anew in another directory."
+            f"{path} is damaged; restore it, or restart the whole team in another directory."
         )
-    return whole[32:]
+    return content[32:]

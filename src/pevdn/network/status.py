@@ -1,4 +1,4 @@
-"""What a member shows of itself: status.json, a log of events, and figures for Prometheus."""
+"""A member's status: status.json, a log of events, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from pevdn.storage.files import write_atomically
 from pevdn.storage.strict_json import to_json
 
 STATUS, LOG = "status.json", "log.jsonl"
-STALE = 5.0  # seconds after which a member that writes nothing is thought to be down
+STALE = 5.0  # seconds without a report after which a member counts as down
 
 
 class Status:
-    """Written every second, and whenever something happens."""
+    """What a member is doing; written every second."""
 
     def __init__(self, folder: Path, group: Group) -> None:
         self.folder, self.group = folder, group
         self.state = "starting"
         self.facts: dict[str, Any] = {}
-        # of computing, talking, waiting and playing
+        # by activity: computing, talking, waiting, playing
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.rounds: Counter[str] = Counter()
+        self.steps: Counter[str] = Counter()  # completed, by kind
         self._began = time.monotonic()
 
     @contextmanager
-    def spending(self, what: str) -> Iterator[None]:
-        """Count the time of what is done inside."""
+    def spending(self, activity: str) -> Iterator[None]:
+        """Add the time of the block to an activity."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[what] += time.perf_counter() - began
+            self.seconds[activity] += time.perf_counter() - began
 
     def event(self, what: str, **facts: Any) -> None:
-        """One line of the log."""
+        """Write a line to the log."""
         line = {"time": round(time.time(), 3), "event": what, **facts}
         with (self.folder / LOG).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def report(self) -> dict[str, Any]:
-        """Everything, now."""
+        """Return everything as of now."""
         transport, up = self.group.transport, time.monotonic() - self._began
         waiting = list(self.group.waiting_for)
-        made = sum(self.rounds.values())
+        made = sum(self.steps.values())
         return {
             "name": self.group.me,
             "time": time.time(),
@@ -59,10 +59,10 @@ class Status:
             "waiting_for": waiting,
             **self.facts,
             "up_seconds": up,
-            "rounds": dict(self.rounds),
-            "rounds_per_second": made / up if up > 0 else 0.0,
+            "steps": dict(self.steps),
+            "steps_per_second": made / up if up > 0 else 0.0,
             "seconds": dict(self.seconds),
-            "peers": {name: asdict(talk) for name, talk in transport.counters.talks.items()},
+            "peers": {name: asdict(peer) for name, peer in transport.counters.peers.items()},
             "refused": transport.counters.refused,
         }
 
@@ -71,7 +71,7 @@ class Status:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """A member's last report, marked as down if it is old; None if there is none."""
+    """Return a member's last report, marked as down if it is old; None if there is none."""
     try:
         report: dict[str, Any] = json.loads((folder / STATUS).read_text())
     except (OSError, ValueError):
@@ -82,22 +82,22 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def serve(port: int, status: Status) -> None:
-    """Figures for Prometheus on a port of this machine alone."""
+    """Serve metrics for Prometheus on a local port."""
     from prometheus_client import REGISTRY, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    class Figures:
+    class Collector:
         def collect(self) -> Iterator[Any]:
             report = status.report()
             labels = ["member"]
-            for name in ("round", "env_steps", "updates", "epsilon_agent", "epsilon_team"):
+            for name in ("step", "env_steps", "updates", "epsilon_agent", "epsilon_team"):
                 if report.get(name) is not None:
                     gauge = GaugeMetricFamily(f"pevdn_{name}", name, labels=labels)
                     gauge.add_metric([report["name"]], report[name])
                     yield gauge
-            spent = CounterMetricFamily("pevdn_seconds", "time by what", labels=["member", "what"])
-            for what, seconds in report["seconds"].items():
-                spent.add_metric([report["name"], what], seconds)
+            spent = CounterMetricFamily("pevdn_seconds", "time", labels=["member", "activity"])
+            for activity, seconds in report["seconds"].items():
+                spent.add_metric([report["name"], activity], seconds)
             yield spent
             sizes = CounterMetricFamily(
                 "pevdn_bytes", "traffic", labels=["member", "peer", "direction"]
@@ -112,7 +112,6 @@ def serve(port: int, status: Status) -> None:
         start_http_server(port, addr="127.0.0.1")
     except OSError as problem:
         raise UsageError(
-            f"figures cannot be served at --metrics-port {port} ({problem.strerror}); choose "
-            "another port."
+            f"--metrics-port {port} cannot be used ({problem.strerror}); choose another port."
         ) from None
-    REGISTRY.register(Figures())
+    REGISTRY.register(Collector())

@@ -24,49 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nwire.proto\x12\x05pevdn\"\xa8\x04\n\x08\x45nvelope\x12\x0b\n\x03run\x18\x01 \x01(\x0c\x12\x0c\n\x04view\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x0e\n\x06sender\x18\x04 \x01(\t\x12\x1d\n\x05hello\x18\n \x01(\x0b\x32\x0c.pevdn.HelloH\x00\x12\x1f\n\x06stored\x18\x14 \x01(\x0b\x32\r.pevdn.StoredH\x00\x12\x1f\n\x06reveal\x18\x15 \x01(\x0b\x32\r.pevdn.RevealH\x00\x12\x1d\n\x05share\x18\x16 \x01(\x0b\x32\x0c.pevdn.ShareH\x00\x12(\n\x0bpartial_sum\x18\x17 \x01(\x0b\x32\x11.pevdn.PartialSumH\x00\x12\x1f\n\x06masked\x18\x18 \x01(\x0b\x32\r.pevdn.MaskedH\x00\x12\x1d\n\x05plain\x18\x19 \x01(\x0b\x32\x0c.pevdn.PlainH\x00\x12&\n\nsum_digest\x18\x1a \x01(\x0b\x32\x10.pevdn.SumDigestH\x00\x12\x1f\n\x06recall\x18\x1b \x01(\x0b\x32\r.pevdn.RecallH\x00\x12#\n\x08recalled\x18\x1c \x01(\x0b\x32\x0f.pevdn.RecalledH\x00\x12\x1d\n\x05ready\x18( \x01(\x0b\x32\x0c.pevdn.ReadyH\x00\x12\x1d\n\x05sight\x18) \x01(\x0b\x32\x0c.pevdn.SightH\x00\x12\x1f\n\x06\x63hoice\x18* \x01(\x0b\x32\r.pevdn.ChoiceH\x00\x12#\n\x08\x66\x61rewell\x18\x32 \x01(\x0b\x32\x0f.pevdn.FarewellH\x00\x42\x06\n\x04\x62ody\"\xbc\x01\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\x12\x14\n\x0cincarnations\x18\x03 \x03(\x0c\x12\x11\n\tcompleted\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x11\n\tagreement\x18\x07 \x01(\t\x12\r\n\x05\x63lock\x18\x08 \x01(\x01\x12\x10\n\x08mask_key\x18\t \x01(\x0c\x12\x0f\n\x07started\x18\n \x01(\x01\"+\n\x06Stored\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\r\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0c\"\x17\n\x06Reveal\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x16\n\x05Share\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x1b\n\nPartialSum\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x17\n\x06Masked\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x16\n\x05Plain\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x1b\n\tSumDigest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x08\n\x06Recall\"F\n\x08Recalled\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05words\x18\x02 \x01(\x0c\x12\r\n\x05names\x18\x03 \x03(\t\x12\x0e\n\x06nonces\x18\x04 \x03(\x0c\"J\n\x05Ready\x12\x1f\n\x07purpose\x18\x01 \x01(\x0e\x32\x0e.pevdn.Purpose\x12\x10\n\x08\x65pisodes\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\x04\"l\n\x05Sight\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x14\n\x0cobservations\x18\x02 \x01(\x0c\x12\x11\n\tavailable\x18\x03 \x01(\x0c\x12\x0f\n\x07rewards\x18\x04 \x01(\x0c\x12\r\n\x05\x66lags\x18\x05 \x01(\x0c\x12\x0c\n\x04over\x18\x06 \x01(\x08\"\'\n\x06\x43hoice\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\"8\n\x07Receipt\x12\x1d\n\x06status\x18\x01 \x01(\x0e\x32\r.pevdn.Status\x12\x0e\n\x06reason\x18\x02 \x01(\t*/\n\x07Purpose\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02*J\n\x06Status\x12\x0b\n\x07NOTHING\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\t\n\x05LATER\x10\x03\x12\x0b\n\x07REFUSED\x10\x04\x32\x34\n\x06Member\x12*\n\x07\x44\x65liver\x12\x0f.pevdn.Envelope\x1a\x0e.pevdn.Receiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nwire.proto\x12\x05pevdn\"\xac\x04\n\x08\x45nvelope\x12\x0b\n\x03run\x18\x01 \x01(\x0c\x12\x0c\n\x04view\x18\x02 \x01(\x0c\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06sender\x18\x04 \x01(\t\x12\x1d\n\x05hello\x18\n \x01(\x0b\x32\x0c.pevdn.HelloH\x00\x12\x1f\n\x06\x63ommit\x18\x14 \x01(\x0b\x32\r.pevdn.CommitH\x00\x12\x1f\n\x06reveal\x18\x15 \x01(\x0b\x32\r.pevdn.RevealH\x00\x12\x1d\n\x05share\x18\x16 \x01(\x0b\x32\x0c.pevdn.ShareH\x00\x12(\n\x0bpartial_sum\x18\x17 \x01(\x0b\x32\x11.pevdn.PartialSumH\x00\x12\x1f\n\x06masked\x18\x18 \x01(\x0b\x32\r.pevdn.MaskedH\x00\x12\x1d\n\x05plain\x18\x19 \x01(\x0b\x32\x0c.pevdn.PlainH\x00\x12\x1f\n\x06\x64igest\x18\x1a \x01(\x0b\x32\r.pevdn.DigestH\x00\x12\x1f\n\x06recall\x18\x1b \x01(\x0b\x32\r.pevdn.RecallH\x00\x12!\n\x07outcome\x18\x1c \x01(\x0b\x32\x0e.pevdn.OutcomeH\x00\x12\x1d\n\x05ready\x18( \x01(\x0b\x32\x0c.pevdn.ReadyH\x00\x12)\n\x0bobservation\x18) \x01(\x0b\x32\x12.pevdn.ObservationH\x00\x12!\n\x07\x61\x63tions\x18* \x01(\x0b\x32\x0e.pevdn.ActionsH\x00\x12#\n\x08\x66\x61rewell\x18\x32 \x01(\x0b\x32\x0f.pevdn.FarewellH\x00\x42\x06\n\x04\x62ody\"\xbc\x01\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\x12\x14\n\x0cincarnations\x18\x03 \x03(\x0c\x12\x11\n\tcompleted\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x11\n\tagreement\x18\x07 \x01(\t\x12\r\n\x05\x63lock\x18\x08 \x01(\x01\x12\x10\n\x08mask_key\x18\t \x01(\x0c\x12\x0f\n\x07started\x18\n \x01(\x01\"+\n\x06\x43ommit\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\r\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0c\"\x17\n\x06Reveal\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x16\n\x05Share\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x1b\n\nPartialSum\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x17\n\x06Masked\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x16\n\x05Plain\x12\r\n\x05words\x18\x01 \x01(\x0c\"\x18\n\x06\x44igest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x08\n\x06Recall\"E\n\x07Outcome\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05words\x18\x02 \x01(\x0c\x12\r\n\x05names\x18\x03 \x03(\t\x12\x0e\n\x06nonces\x18\x04 \x03(\x0c\"8\n\x05Ready\x12\x1f\n\x07purpose\x18\x01 \x01(\x0e\x32\x0e.pevdn.Purpose\x12\x0e\n\x06number\x18\x02 \x01(\x04\"o\n\x0bObservation\x12\t\n\x01t\x18\x01 \x01(\r\x12\x14\n\x0cobservations\x18\x02 \x01(\x0c\x12\x11\n\tavailable\x18\x03 \x01(\x0c\x12\x0f\n\x07rewards\x18\x04 \x01(\x0c\x12\r\n\x05\x66lags\x18\x05 \x01(\x0c\x12\x0c\n\x04over\x18\x06 \x01(\x08\"%\n\x07\x41\x63tions\x12\t\n\x01t\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\"8\n\x07Receipt\x12\x1d\n\x06status\x18\x01 \x01(\x0e\x32\r.pevdn.Status\x12\x0e\n\x06reason\x18\x02 \x01(\t*/\n\x07Purpose\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02*J\n\x06Status\x12\x0b\n\x07NOTHING\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\t\n\x05LATER\x10\x03\x12\x0b\n\x07REFUSED\x10\x04\x32\x34\n\x06Member\x12*\n\x07\x44\x65liver\x12\x0f.pevdn.Envelope\x1a\x0e.pevdn.Receiptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wire_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PURPOSE']._serialized_start=1363
-  _globals['_PURPOSE']._serialized_end=1410
-  _globals['_STATUS']._serialized_start=1412
-  _globals['_STATUS']._serialized_end=1486
+  _globals['_PURPOSE']._serialized_start=1346
+  _globals['_PURPOSE']._serialized_end=1393
+  _globals['_STATUS']._serialized_start=1395
+  _globals['_STATUS']._serialized_end=1469
   _globals['_ENVELOPE']._serialized_start=22
-  _globals['_ENVELOPE']._serialized_end=574
-  _globals['_HELLO']._serialized_start=577
-  _globals['_HELLO']._serialized_end=765
-  _globals['_STORED']._serialized_start=767
-  _globals['_STORED']._serialized_end=810
-  _globals['_REVEAL']._serialized_start=812
-  _globals['_REVEAL']._serialized_end=835
-  _globals['_SHARE']._serialized_start=837
-  _globals['_SHARE']._serialized_end=859
-  _globals['_PARTIALSUM']._serialized_start=861
-  _globals['_PARTIALSUM']._serialized_end=888
-  _globals['_MASKED']._serialized_start=890
-  _globals['_MASKED']._serialized_end=913
-  _globals['_PLAIN']._serialized_start=915
-  _globals['_PLAIN']._serialized_end=937
-  _globals['_SUMDIGEST']._serialized_start=939
-  _globals['_SUMDIGEST']._serialized_end=966
-  _globals['_RECALL']._serialized_start=968
-  _globals['_RECALL']._serialized_end=976
-  _globals['_RECALLED']._serialized_start=978
-  _globals['_RECALLED']._serialized_end=1048
+  _globals['_ENVELOPE']._serialized_end=578
+  _globals['_HELLO']._serialized_start=581
+  _globals['_HELLO']._serialized_end=769
+  _globals['_COMMIT']._serialized_start=771
+  _globals['_COMMIT']._serialized_end=814
+  _globals['_REVEAL']._serialized_start=816
+  _globals['_REVEAL']._serialized_end=839
+  _globals['_SHARE']._serialized_start=841
+  _globals['_SHARE']._serialized_end=863
+  _globals['_PARTIALSUM']._serialized_start=865
+  _globals['_PARTIALSUM']._serialized_end=892
+  _globals['_MASKED']._serialized_start=894
+  _globals['_MASKED']._serialized_end=917
+  _globals['_PLAIN']._serialized_start=919
+  _globals['_PLAIN']._serialized_end=941
+  _globals['_DIGEST']._serialized_start=943
+  _globals['_DIGEST']._serialized_end=967
+  _globals['_RECALL']._serialized_start=969
+  _globals['_RECALL']._serialized_end=977
+  _globals['_OUTCOME']._serialized_start=979
+  _globals['_OUTCOME']._serialized_end=1048
   _globals['_READY']._serialized_start=1050
-  _globals['_READY']._serialized_end=1124
-  _globals['_SIGHT']._serialized_start=1126
-  _globals['_SIGHT']._serialized_end=1234
-  _globals['_CHOICE']._serialized_start=1236
-  _globals['_CHOICE']._serialized_end=1275
-  _globals['_FAREWELL']._serialized_start=1277
-  _globals['_FAREWELL']._serialized_end=1303
-  _globals['_RECEIPT']._serialized_start=1305
-  _globals['_RECEIPT']._serialized_end=1361
-  _globals['_MEMBER']._serialized_start=1488
-  _globals['_MEMBER']._serialized_end=1540
+  _globals['_READY']._serialized_end=1106
+  _globals['_OBSERVATION']._serialized_start=1108
+  _globals['_OBSERVATION']._serialized_end=1219
+  _globals['_ACTIONS']._serialized_start=1221
+  _globals['_ACTIONS']._serialized_end=1258
+  _globals['_FAREWELL']._serialized_start=1260
+  _globals['_FAREWELL']._serialized_end=1286
+  _globals['_RECEIPT']._serialized_start=1288
+  _globals['_RECEIPT']._serialized_end=1344
+  _globals['_MEMBER']._serialized_start=1471
+  _globals['_MEMBER']._serialized_end=1523
 # @@protoc_insertion_point(module_scope)

@@ -30,44 +30,44 @@ LATER: Status
 REFUSED: Status
 
 class Envelope(_message.Message):
-    __slots__ = ("run", "view", "round", "sender", "hello", "stored", "reveal", "share", "partial_sum", "masked", "plain", "sum_digest", "recall", "recalled", "ready", "sight", "choice", "farewell")
+    __slots__ = ("run", "view", "step", "sender", "hello", "commit", "reveal", "share", "partial_sum", "masked", "plain", "digest", "recall", "outcome", "ready", "observation", "actions", "farewell")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    STORED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     REVEAL_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_SUM_FIELD_NUMBER: _ClassVar[int]
     MASKED_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
-    SUM_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
-    RECALLED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
-    SIGHT_FIELD_NUMBER: _ClassVar[int]
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     view: bytes
-    round: int
+    step: int
     sender: str
     hello: Hello
-    stored: Stored
+    commit: Commit
     reveal: Reveal
     share: Share
     partial_sum: PartialSum
     masked: Masked
     plain: Plain
-    sum_digest: SumDigest
+    digest: Digest
     recall: Recall
-    recalled: Recalled
+    outcome: Outcome
     ready: Ready
-    sight: Sight
-    choice: Choice
+    observation: Observation
+    actions: Actions
     farewell: Farewell
-    def __init__(self, run: _Optional[bytes] = ..., view: _Optional[bytes] = ..., round: _Optional[int] = ..., sender: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., partial_sum: _Optional[_Union[PartialSum, _Mapping]] = ..., masked: _Optional[_Union[Masked, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., sum_digest: _Optional[_Union[SumDigest, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., sight: _Optional[_Union[Sight, _Mapping]] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    def __init__(self, run: _Optional[bytes] = ..., view: _Optional[bytes] = ..., step: _Optional[int] = ..., sender: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., partial_sum: _Optional[_Union[PartialSum, _Mapping]] = ..., masked: _Optional[_Union[Masked, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., digest: _Optional[_Union[Digest, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., actions: _Optional[_Union[Actions, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("incarnation", "names", "incarnations", "completed", "version", "protocol", "agreement", "clock", "mask_key", "started")
@@ -93,7 +93,7 @@ class Hello(_message.Message):
     started: float
     def __init__(self, incarnation: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[bytes]] = ..., completed: _Optional[int] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., agreement: _Optional[str] = ..., clock: _Optional[float] = ..., mask_key: _Optional[bytes] = ..., started: _Optional[float] = ...) -> None: ...
 
-class Stored(_message.Message):
+class Commit(_message.Message):
     __slots__ = ("commitment", "facts")
     COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -131,7 +131,7 @@ class Plain(_message.Message):
     words: bytes
     def __init__(self, words: _Optional[bytes] = ...) -> None: ...
 
-class SumDigest(_message.Message):
+class Digest(_message.Message):
     __slots__ = ("digest",)
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
@@ -141,7 +141,7 @@ class Recall(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Recalled(_message.Message):
+class Outcome(_message.Message):
     __slots__ = ("kind", "words", "names", "nonces")
     KIND_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
@@ -154,38 +154,36 @@ class Recalled(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., words: _Optional[bytes] = ..., names: _Optional[_Iterable[str]] = ..., nonces: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("purpose", "episodes", "number")
+    __slots__ = ("purpose", "number")
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
-    EPISODES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     purpose: Purpose
-    episodes: int
     number: int
-    def __init__(self, purpose: _Optional[_Union[Purpose, str]] = ..., episodes: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, purpose: _Optional[_Union[Purpose, str]] = ..., number: _Optional[int] = ...) -> None: ...
 
-class Sight(_message.Message):
-    __slots__ = ("step", "observations", "available", "rewards", "flags", "over")
-    STEP_FIELD_NUMBER: _ClassVar[int]
+class Observation(_message.Message):
+    __slots__ = ("t", "observations", "available", "rewards", "flags", "over")
+    T_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
-    step: int
+    t: int
     observations: bytes
     available: bytes
     rewards: bytes
     flags: bytes
     over: bool
-    def __init__(self, step: _Optional[int] = ..., observations: _Optional[bytes] = ..., available: _Optional[bytes] = ..., rewards: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., over: _Optional[bool] = ...) -> None: ...
+    def __init__(self, t: _Optional[int] = ..., observations: _Optional[bytes] = ..., available: _Optional[bytes] = ..., rewards: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., over: _Optional[bool] = ...) -> None: ...
 
-class Choice(_message.Message):
-    __slots__ = ("step", "actions")
-    STEP_FIELD_NUMBER: _ClassVar[int]
+class Actions(_message.Message):
+    __slots__ = ("t", "actions")
+    T_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
-    step: int
+    t: int
     actions: bytes
-    def __init__(self, step: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, t: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("reason",)

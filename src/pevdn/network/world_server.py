@@ -1,233 +1,147 @@
-"""The process that hosts a simulated world.
+"""The process that serves a simulated world to the parties.
 
-It knows everything that happens in the world, as a world does, and nothing of what the agents
-think: it gets their actions, and gives each party what its agent sees and the team's reward. It
-keeps nothing, so that it can be killed at any time; a block of episodes that was under way then is
-played anew.
+It sees the state of the world and all actions, but no messages between parties. Each party gets its
+own agent's observation and the team's reward. The server keeps no state: it can be killed at any
+time, and the block of episodes under way is then played again.
 
 Shapes: E episodes side by side, N agents.
 """
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pevdn import worlds
-from pevdn.config.experiment import Config
-from pevdn.config.runtime import RuntimeOptions
-from pevdn.errors import PevdnError, UsageError, WorldFault
+from pevdn.errors import PevdnError, UsageError
 from pevdn.network import wire_pb2 as wire
-from pevdn.network.course import block_size
-from pevdn.network.environment import BY_THE_CLOCK, ENDED, GOING, WON, Seen, to_sight
-from pevdn.network.group import DONE, Group, Left, Stopped, ViewChanged
-from pevdn.network.randomness import Draws, Own, Rehearsal
+from pevdn.network.environment import ACTIVE, ENDED, TRUNCATED, WON, Observation, to_wire
+from pevdn.network.episodes import WORLD_TIMEOUT, episodes_of
+from pevdn.network.group import Group
+from pevdn.network.lifecycle import FAREWELL, connected
+from pevdn.network.membership import FINISHED, Stopped, ViewChanged
+from pevdn.network.progress import EVALUATE, PLAY
+from pevdn.network.randomness import FromSecret, FromSeed, Randomness
 from pevdn.network.roster import WORLD, Roster
 from pevdn.network.status import Status
 from pevdn.network.streams import Secret
-from pevdn.simulation.hosted import episode_seed
 from pevdn.storage.files import make_private
-from pevdn.worlds.base import ExternalWorld, Step, World
-from pevdn.worlds.external import unstoppable
-from pevdn.worlds.workers import RESET, STEP, Fault, WorkerPool
-
-
-class Inside:
-    """Episodes of a world in JAX, all in one call."""
-
-    def __init__(self, world: World) -> None:
-        T = world.max_steps
-
-        def reset(keys: jax.Array) -> Any:
-            return jax.vmap(lambda key: world.reset(jax.random.fold_in(key, T)))(keys)
-
-        def step(keys: jax.Array, t: jax.Array, state: Any, actions: Any) -> Any:
-            now = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t))[1])(keys)
-            return jax.vmap(world.step)(now, state, jax.tree.map(jnp.asarray, actions))
-
-        self.programs = jax.jit(reset), jax.jit(step)
-
-    async def reset(self, keys: jax.Array) -> Step:
-        self._keys = keys
-        self._state, step = self.programs[0](keys)
-        return step
-
-    async def step(self, t: int, actions: tuple[np.ndarray, ...], going: np.ndarray) -> Step:
-        self._state, step = self.programs[1](self._keys, t, self._state, actions)
-        return step
-
-    def close(self) -> None: ...
-
-
-class Outside:
-    """Episodes of a world outside of JAX, each in a copy of its own, in processes of their own."""
-
-    def __init__(self, world: ExternalWorld, count: int, timeout: float) -> None:
-        self._world, self._copies = world, WorkerPool(world, count, timeout)
-        sizes = [(spec.observation_size, spec.n_actions) for spec in world.agents]
-        self._ends = np.cumsum(sizes, axis=0)[:-1].T  # where agents end in a row of all of them
-
-    async def reset(self, keys: jax.Array) -> Step:
-        first = jax.vmap(lambda key: jax.random.fold_in(key, self._world.max_steps))(keys)
-        self._rows = self._copies.rows[: len(keys)]
-        self._rows["seed"] = jax.vmap(episode_seed)(first)
-        self._rows["order"] = RESET
-        return await self._turn(0)
-
-    async def step(self, t: int, actions: tuple[np.ndarray, ...], going: np.ndarray) -> Step:
-        self._rows["actions"] = np.stack(actions, axis=-1)
-        self._rows["order"][going] = STEP
-        return await self._turn(t + 1)
-
-    async def _turn(self, t: int) -> Step:
-        try:
-            await asyncio.to_thread(self._copies.turn)  # the others hear from us meanwhile
-        except Fault as fault:
-            when = f"at step {t}" if t else "at its start"
-            raise WorldFault(
-                f"world '{self._world.name}' {fault.what}, {when} (reset with "
-                f"{self._rows['seed'][fault.copy]})."
-            ) from None
-        rows = self._rows.copy()
-        views: Any = [
-            tuple(np.split(rows[name], ends, axis=1))
-            for name, ends in zip(("observations", "available"), self._ends, strict=True)
-        ]
-        return Step(*views, *(rows[name] for name in ("reward", "done", "truncated", "won")))
-
-    def close(self) -> None:
-        self._copies.close()
-
-
-def episodes_of(world: World | ExternalWorld, config: Config) -> Inside | Outside:
-    if not isinstance(world, ExternalWorld):
-        return Inside(world)
-    count = max(block_size(config), config.settings.eval_episodes)
-    given = unstoppable(world) if config.private else world
-    return Outside(given, count, RuntimeOptions().world_timeout)
 
 
 class WorldServer:
-    """A world for a team of strangers."""
+    """A world that a team of parties plays in."""
 
-    def __init__(self, roster: Roster, key: bytes, folder: Path, listen: str | None = None) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        key: bytes,
+        folder: Path,
+        listen: str | None = None,
+        world_timeout: float = WORLD_TIMEOUT,
+    ) -> None:
         if roster.world is None:
-            raise UsageError(f"{roster.path} has no [world]: its parties have bodies of their own.")
-        self.roster = roster
+            raise UsageError(f"{roster.path} has no [world]: its parties have their own bodies.")
+        self.roster, config = roster, roster.config
         self.parties = [party.name for party in roster.parties]
-        self.world = worlds.make(roster.config.env)
-        self.episodes = episodes_of(self.world, roster.config)
+        self.world = worlds.make(config.env)
+        self.episodes = episodes_of(self.world, config, world_timeout)
         make_private(folder)
-        self.draws: Draws = (
-            Rehearsal(roster.config.seed)
+        self.random: Randomness = (
+            FromSeed(config, len(self.parties))
             if roster.rehearsal
-            else Own(Secret.load_or_create(folder / "secret"), roster.run)
+            else FromSecret(config, Secret.load_or_create(folder / "secret"), roster.run)
         )
         self.completed = 0
         self.group = Group(roster, WORLD, key, lambda: self.completed, listen=listen, folder=folder)
         self.status = Status(folder, self.group)
 
     async def run(self) -> None:
-        """Play whenever all parties are ready, until they say farewell."""
-        if self.group.all_done(self.parties):
-            self.status.state = "finished"
-            self.status.write()
+        """Play whenever all parties are ready, until they have finished."""
+        members, status = self.group.members, self.status
+        if not members.unfinished(self.parties):
+            status.state = "finished"
+            status.write()
             return
-        await self.group.start()
-        beat = asyncio.create_task(self._beat())
         try:
-            while True:
-                try:
-                    self.status.state = "looking for the others"
-                    there = await self.group.agree()
-                    self.completed = max(there[name] for name in self.parties)
-                    self.status.state = "ready"
-                    while await self._block():
-                        pass
-                    break
-                except ViewChanged:
-                    self.status.event("a member started anew")
-                except Stopped:
-                    if DONE not in self.group.left.values():
-                        raise
-                    break  # no more episodes will be played
-            self.status.state = "finished"
-            await self.group.say_farewell(DONE, 5.0)
-        except Exception as problem:
-            self.status.state = "stopped"
-            self.status.event("stopped", reason=str(problem))
-            if isinstance(problem, PevdnError) and not isinstance(problem, Left):
-                await self.group.say_farewell(str(problem), 5.0)
-            raise
+            async with connected(self.group, status):
+                while True:
+                    try:
+                        await self._serve()
+                        break
+                    except ViewChanged:
+                        status.event("view changed")
+                    except Stopped:
+                        if FINISHED not in members.farewells.values():
+                            raise
+                        break  # a party has finished, so no more episodes will be played
+                status.state = "finished"
+                await self.group.say_farewell(FINISHED, FAREWELL)
         finally:
-            beat.cancel()
             self.episodes.close()
-            self.status.write()
-            await self.group.stop()
 
-    async def _block(self) -> bool:
-        """One block of episodes, or one evaluation; False once all parties are done."""
-        asked = await self.group.hear_any(self.parties, "ready")
-        if asked is None:
-            return False
-        round, ready = asked
-        every = await self.group.hear(self.parties, round, "ready")
-        if any(body != ready for body in every.values()):
-            raise PevdnError(f"the parties want different things in round {round}.")
-        E, T = ready.episodes, self.world.max_steps
-        draw = self.draws.world if ready.purpose == wire.TRAIN else self.draws.evaluation
-        step = await self.episodes.reset(draw(ready.number, E))
-        going = np.ones(E, bool)
-        await self._show(round, 0, step, np.full(E, GOING, np.uint8), going)
+    async def _serve(self) -> None:
+        """Agree on a view, and play until all parties have finished."""
+        self.status.state = "looking for the others"
+        completed = await self.group.agree()
+        self.completed = max(completed[name] for name in self.parties)
+        self.status.state = "ready"
+        while request := await self.group.next_request(self.parties, "ready"):
+            await self._play(*request)
+
+    async def _play(self, step: int, ready: wire.Ready) -> None:
+        """Play one block of episodes, or one evaluation."""
+        requests = await self.group.collect(self.parties, step, "ready")
+        if any(body != ready for body in requests.values()):
+            raise PevdnError(f"the parties request different episodes in step {step}.")
+        training, T = ready.purpose == wire.TRAIN, self.world.max_steps
+        draw = self.random.episodes if training else self.random.evaluation
+        episodes = draw(ready.number)
+        E, active = len(episodes), np.ones(len(episodes), bool)
+        state = await self.episodes.reset(episodes)
+        await self._show(step, 0, state, np.full(E, ACTIVE, np.uint8), active)
         for t in range(T):
-            choices = await self.group.hear(self.parties, round, "choice", t)
-            actions = tuple(self._actions(name, choices[name], E) for name in self.parties)
+            chosen = await self.group.collect(self.parties, step, "actions", t)
+            actions = tuple(self._actions(name, chosen[name], E) for name in self.parties)
             with self.status.spending("computing"):
-                step = await self.episodes.step(t, actions, going)
-                done, truncated, won = map(np.asarray, (step.done, step.truncated, step.won))
-            flags = GOING * going + ENDED * (going & done)
-            flags += BY_THE_CLOCK * (going & truncated) + WON * (going & done & won)
-            before, going = going, going & ~done
-            over = not going.any() or t == T - 1
-            await self._show(round, t + 1, step, flags.astype(np.uint8), before, over)
+                state = await self.episodes.step(t, actions, active)
+                done, truncated, won = map(np.asarray, (state.done, state.truncated, state.won))
+            flags = ACTIVE * active + ENDED * (active & done)
+            flags += TRUNCATED * (active & truncated) + WON * (active & done & won)
+            before, active = active, active & ~done
+            over = not active.any() or t == T - 1
+            await self._show(step, t + 1, state, flags.astype(np.uint8), before, over)
             if over:
                 break
-        self.completed = round
-        self.group.forget(round)
-        self.status.rounds["play" if ready.purpose == wire.TRAIN else "evaluate"] += 1
-        self.status.facts |= {"round": round}
-        return True
+        self.completed = step
+        self.group.discard(step)
+        self.status.steps[PLAY if training else EVALUATE] += 1
+        self.status.facts |= {"step": step}
 
     async def _show(
         self,
-        round: int,
+        step: int,
         t: int,
-        step: Any,
+        state: Any,
         flags: np.ndarray,
-        going: np.ndarray,
+        active: np.ndarray,
         over: bool = False,
     ) -> None:
-        """Give each party what its own agent sees."""
-        rewards = np.where(going, np.asarray(step.reward), 0).astype(np.float32)
+        """Send each party its own agent's observation."""
+        rewards = np.where(active, np.asarray(state.reward), 0).astype(np.float32)
         bodies = {}
         for i, name in enumerate(self.parties):
-            own = np.asarray(step.observations[i]), np.asarray(step.available[i])
-            bodies[name] = {"sight": to_sight(t, Seen(*own, rewards, flags, over))}
-        await self.group.tell_each(bodies, round)
+            own = np.asarray(state.observations[i]), np.asarray(state.available[i])
+            bodies[name] = {"observation": to_wire(t, Observation(*own, rewards, flags, over))}
+        await self.group.send_each(bodies, step)
 
-    def _actions(self, name: str, choice: wire.Choice, episodes: int) -> np.ndarray:
-        actions = np.frombuffer(choice.actions, "<u2").astype(np.int32)
-        most = self.world.agents[self.roster.index(name)].n_actions
-        if actions.shape != (episodes,) or actions.max() >= most:
-            raise PevdnError(f"{name} chose actions that do not exist.")
+    def _actions(self, name: str, chosen: wire.Actions, episodes: int) -> np.ndarray:
+        actions = np.frombuffer(chosen.actions, "<u2").astype(np.int32)
+        n_actions = self.world.agents[self.roster.index(name)].n_actions
+        if actions.shape != (episodes,) or actions.max() >= n_actions:
+            raise PevdnError(
+                f"{name} sent {len(actions)} actions of at most {actions.max(initial=0)}, but the "
+                f"world expects {episodes} below {n_actions}."
+            )
         return actions
-
-    async def _beat(self) -> None:
-        while True:
-            self.status.write()
-            await asyncio.sleep(1.0)

@@ -1,4 +1,4 @@
-"""Greedy episodes with a trained team, and how sure one can be of the result."""
+"""Evaluate a trained team on greedy episodes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from pevdn.config.settings import MOST, number
 from pevdn.training.directory import Run
-from pevdn.training.loop import evaluation_keys
+from pevdn.training.evaluator import evaluation_keys
 
 
 def wilson(successes: float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % confidence interval of a proportion (Wilson's score)."""
+    """Return the 95 % confidence interval of a proportion (Wilson's score)."""
     p = successes / trials
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     spread = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
@@ -28,30 +28,30 @@ def evaluate(
     seed: int = 0,
     model: str = "best",
 ) -> list[dict[str, Any]]:
-    """One row for each seed of the run. `seed` chooses the episodes, the same for every model.
+    """Return one row per seed of the run; `seed` selects the episodes, the same for all models.
 
-    A run in an object needs it again, as `env`.
+    A run in an environment object needs it again, as `env`.
     """
     import jax
     import jax.numpy as jnp
 
     from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import team_parameters
-    from pevdn.simulation.host import simulation_for
+    from pevdn.policies.policy import as_run, team_parameters
+    from pevdn.simulation.program import Simulation
     from pevdn.training import world as environment
 
     episodes = number("episodes", episodes, int, 1, MOST)
     seed = number("seed", seed, int, 0, MOST)
     cache_compilations()
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = as_run(run)
     config = run.config
     world = environment.again(run, env)
     params, _ = team_parameters(run, model)
     settings = dataclasses.replace(config.settings, eval_episodes=episodes)
-    simulation = simulation_for(world, dataclasses.replace(config, settings=settings), run.options)
+    simulation = Simulation(world, dataclasses.replace(config, settings=settings), run.options)
     keys = evaluation_keys(jnp.full(config.seeds, seed), 2**31 - 1)
     try:
-        play = simulation.prepare_evaluation(params, keys, lambda f, *_: jax.jit(f))()
+        play = simulation.compile_evaluation(params, keys, lambda f, *_: jax.jit(f))()
         score = play(params, keys)
     finally:
         simulation.close()

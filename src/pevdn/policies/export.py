@@ -1,9 +1,9 @@
-"""Policies that travel: one agent's greedy policy, in a file that needs neither pevdn nor JAX.
+"""Export one agent's greedy policy to a file that needs neither pevdn nor JAX.
 
-A file holds one agent's own parameters and some facts about them. Nothing of its teammates is in
-it, no optimiser state, no episode, and no seed or path of where it was trained. docs/export.md has
-names, shapes and facts; examples/play_exported.py plays files of both formats. Of a private run
-the file may be published; the run's directory may not, and `pevdn publish` copies what may.
+The file holds the agent's own parameters and facts about them: no data of its teammates, optimiser
+state, episodes, seeds or paths. docs/export.md lists names, shapes and facts;
+examples/play_exported.py plays both formats. The file of a private run may be published; the run's
+directory may not (`pevdn publish` copies the publishable parts).
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ import numpy as np
 import pevdn
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
+from pevdn.policies.policy import as_run, describe_model, load
 from pevdn.storage.files import write_atomically
 from pevdn.training.directory import Run
 
 VERSION = "1"  # of the names of arrays and facts
 
 NOTHING = (
-    "Trained without differential privacy: these parameters promise nothing about the episodes "
-    "that they were learnt from."
+    "Trained without differential privacy: these parameters carry no guarantee for the training "
+    "episodes."
 )
 PROMISE = (
     "One training episode, neighbours by {relation}, has (epsilon_team, delta)-differential "
-    "privacy towards whoever sees this policy, any models of the whole team up to this one, or "
-    "what they do, and does not know the random numbers of the training. It holds no matter when "
-    "or why the training ended. epsilon_agent counts one "
-    "agent's own gradients alone and is no bound. Not covered are teammates, who saw the opened "
-    "sums, and evaluation episodes{anchor}."
+    "privacy against any observer of this policy, of all models of the whole team up to this one, "
+    "or of their actions, who does not know the random numbers of the training. The guarantee "
+    "holds no matter when or why the training ended. epsilon_agent covers one agent's own "
+    "gradients alone and is no bound. Teammates, who saw the opened sums, and evaluation "
+    "episodes{anchor} are not covered."
 )
-ANCHOR = ", whose results chose anchors in this training"
+ANCHOR = ", whose results selected anchors in this training,"
 MAY = (
     "This file may be published under the ε in it, as long as the random numbers of the training "
-    "stay secret. The directory of the run may not: it holds raw training episodes and random "
-    "keys. `pevdn publish RUN --out DIR` copies what may be handed out."
+    "stay secret. The run's directory may not: it holds raw training episodes and random keys. "
+    "`pevdn publish RUN --out DIR` copies the publishable parts."
 )
 MAY_NOT = (
-    "Publish this file only if the training episodes are nobody's secret: it promises nothing "
-    "about them. The directory of the run holds the episodes themselves."
+    "Publish this file only if the training episodes are not secret: it carries no guarantee for "
+    "them. The run's directory holds the episodes themselves."
 )
 
 
 class Exported(NamedTuple):
     path: Path
-    facts: dict[str, str]  # as the file has them
+    facts: dict[str, str]  # in the file
 
 
 def export(
@@ -65,15 +66,15 @@ def export(
     force: bool = False,
     spec: Any = None,
 ) -> Exported:
-    """Write one agent's greedy policy to a file, `agent-I.FORMAT` in the run unless told where.
+    """Write one agent's greedy policy to `out`, by default `agent-I.FORMAT` in the run.
 
-    `seed` and `model` are those of `pevdn.load`. The directory NAME.data of a party has one agent
-    only, which needs no number, and its `spec` if it has a body of its own.
+    `seed` and `model` are those of `pevdn.load`. A party's directory NAME.data has one agent, so
+    `agent` may be omitted; an agent with a body of its own needs its `spec`.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     write = FORMATS[format]()
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = as_run(run)
     config = run.config
     if (run.path / "checkpoints").exists() or not any(run.path.glob("snapshot-*")):
         params, agent, lane = _of_run(run, agent, seed, model)
@@ -88,10 +89,8 @@ def export(
 
 
 def _of_run(run: Run, agent: int | None, seed: int | None, model: str) -> tuple[Any, int, int]:
-    from pevdn.policies.policy import load
-
     if agent is None:
-        raise UsageError(f"{run.path} holds a team; say whose policy it is to be with --agent.")
+        raise UsageError(f"{run.path} holds a team; select one agent with --agent.")
     if not (run.path / "checkpoints").exists():
         raise UsageError(f"{run.path} has no checkpoint yet; export once it has been saved.")
     team = load(run, seed=seed, model=model)
@@ -103,26 +102,14 @@ def _of_run(run: Run, agent: int | None, seed: int | None, model: str) -> tuple[
 def _of_party(
     folder: Path, agent: int | None, seed: int | None, model: str, spec: Any
 ) -> tuple[Any, int, int]:
-    from pevdn.network.recovery import Journal
-    from pevdn.policies.party import load_agent
+    from pevdn.policies.party import agent_parameters
 
-    policy = load_agent(folder, model, spec)
-    found = Journal(folder).snapshot()
-    assert found is not None  # it has just been loaded
-    own = found[1]["agent"]
+    params, own = agent_parameters(folder, model, spec)
     if agent not in (None, own):
-        raise UsageError(f"agent is {agent}, but {folder} has agent {own} alone.")
+        raise UsageError(f"agent is {agent}, but {folder} has only agent {own}.")
     if seed is not None:
-        raise UsageError(f"seed is {seed}, but {folder} is of one training; leave --seed out.")
-    return policy.params, own, 0
-
-
-def _named(config: Config, model: str) -> str:
-    """What `best` stands for."""
-    if model != "best":
-        return model
-    newest = "average" if config.settings.average_decay else "running"
-    return f"anchor, or {newest} if there is none" if config.settings.anchor else newest
+        raise UsageError(f"seed is {seed}, but {folder} holds one training; omit --seed.")
+    return params, own, 0
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -134,12 +121,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def public_world(env: str) -> str:
-    """The id of a world, without arguments that may name data, a place or a seed.
+    """Return the id of a world without arguments that may name data, a path or a seed.
 
-    Those of a world outside of JAX stay if they are numbers or truth values and speak of no seed.
+    Arguments of an external world stay if they are numbers or booleans and name no seed.
     """
     name, mark, arguments = env.partition("?")
-    if name.startswith(("smax", "jaxmarl:", "toy:")):  # their arguments are names of the library
+    if name.startswith(("smax", "jaxmarl:", "toy:")):  # their arguments are public names
         return f"{name}?…" if any(sign in arguments for sign in "/\\~") else env
 
     def harmless(argument: str) -> bool:
@@ -156,34 +143,34 @@ def public_world(env: str) -> str:
 def facts_of(
     config: Config, agent: int, model: str, params: Any, promised: dict[str, str]
 ) -> dict[str, str]:
-    """All facts about a policy that its file holds."""
+    """Return all facts that the file of a policy holds."""
     return {
         "pevdn_format": VERSION,
         "pevdn_version": pevdn.__version__,
         "algorithm": config.algorithm,
         "world": public_world(config.env),
         "agent": str(agent),
-        "model": _named(config, model),
+        "model": describe_model(model, config.settings),
         **about(params),
         **promised,
     }
 
 
 def about(params: Any) -> dict[str, str]:
-    """Which network these parameters are of, and its sizes: enough to play them."""
+    """Return the network of these parameters and its sizes: all that is needed to act."""
     from pevdn.agent import entities, networks
 
     network = networks.of(params)
-    has_things = network is entities
+    has_entities = network is entities
     observation_size, n_actions = network.sizes(params)
     facts = {
-        "network": "entities" if has_things else "recurrent",
+        "network": "entities" if has_entities else "recurrent",
         "observation_size": observation_size,
         "n_actions": n_actions,
-        "hidden_size": (params.core.bias if has_things else params.candidate_bias).shape[-1],
+        "hidden_size": (params.core.bias if has_entities else params.candidate_bias).shape[-1],
         "memory_size": network.initial_memory(params).shape[-1],
     }
-    if has_things:
+    if has_entities:
         facts["entities"] = json.dumps(
             [dataclasses.asdict(group) for group in params.spec.entities]
         )
@@ -191,7 +178,7 @@ def about(params: Any) -> dict[str, str]:
 
 
 def promise(run: Run, lane: int) -> dict[str, str]:
-    """What the policy says about its training episodes, from the run's ledger."""
+    """Return the guarantee for the training episodes, from the run's ledger."""
     from pevdn.privacy import randomness
     from pevdn.privacy.ledger import Ledger
 
@@ -202,19 +189,19 @@ def promise(run: Run, lane: int) -> dict[str, str]:
     guaranteed = ledger.mechanism.spent(ledger.bound[lane])
     if guaranteed.epsilon_team == float("inf"):
         return {"privacy": NOTHING}
-    words = PROMISE.format(
+    statement = PROMISE.format(
         relation=ledger.mechanism.relation, anchor=ANCHOR if config.settings.anchor else ""
     )
     source = randomness.source(config)
     return {
         **{name: str(x) for name, x in guaranteed._asdict().items()},
         "randomness": source,
-        "privacy": f"{words} {randomness.MEANING[source]}",
+        "privacy": f"{statement} {randomness.MEANING[source]}",
     }
 
 
 def advice(facts: dict[str, str]) -> str:
-    """Whether a policy with these facts, and the run that it comes from, may be published."""
+    """Return whether a policy with these facts, and its run, may be published."""
     return MAY if "epsilon_team" in facts else MAY_NOT
 
 
@@ -222,7 +209,7 @@ def advice(facts: dict[str, str]) -> str:
 
 
 def arrays(params: Any) -> dict[str, np.ndarray]:
-    """The parameters by name, as in `scorers.0.output.weight`."""
+    """Return the parameters by name, such as `scorers.0.output.weight`."""
     import jax
 
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -233,9 +220,9 @@ def arrays(params: Any) -> dict[str, np.ndarray]:
 
 
 def to_safetensors(params: Any, facts: dict[str, str]) -> bytes:
-    """The arrays, with the facts as metadata.
+    """Return the file: the arrays, with the facts as metadata.
 
-    `safetensors` writes these in another order every time. Sorted, equal policies are equal files.
+    `safetensors` writes metadata in varying order; sorting it makes equal policies equal files.
     """
     from safetensors.numpy import save
 
@@ -251,10 +238,10 @@ def _onnx() -> Callable[[Any, dict[str, str]], bytes]:
         from pevdn.policies.onnx_graph import to_onnx
     except ImportError:
         raise UsageError(
-            "ONNX files are written with the package onnx, which is missing; "
-            "pip install 'pevdn[onnx]'."
+            "format 'onnx' needs the Python package onnx, which is not installed; run pip install "
+            "'pevdn[onnx]'."
         ) from None
     return to_onnx
 
 
-FORMATS = {"safetensors": lambda: to_safetensors, "onnx": _onnx}  # imported when asked for
+FORMATS = {"safetensors": lambda: to_safetensors, "onnx": _onnx}  # imported when needed

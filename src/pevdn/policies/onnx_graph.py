@@ -1,7 +1,7 @@
-"""One step of acting as an ONNX graph: the networks of `pevdn.agent` once more, in its operators.
+"""One step of acting as an ONNX graph: the networks of `pevdn.agent` in ONNX operators.
 
-Parameters keep their names. Shapes: B agents at a time, O observation, A actions, H hidden, M
-memory, n entities of a group.
+Parameters keep their names. Shapes: B batch, O observation, A actions, H hidden, M memory, n
+entities of a group.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import pevdn
-from pevdn.agent import acting, entities
-from pevdn.agent import recurrent as network
+from pevdn.agent import acting, entities, recurrent
 from pevdn.policies.export import arrays
 
-OPSET, IR_VERSION = 13, 7  # of 2020, so that old runtimes can read it
+OPSET, IR_VERSION = 13, 7  # from 2020: old runtimes can read it
 
 
-def to_onnx(params: network.Parameters | entities.Parameters, facts: dict[str, str]) -> bytes:
-    """A checked model, with the facts as properties.
+def to_onnx(params: recurrent.Parameters | entities.Parameters, facts: dict[str, str]) -> bytes:
+    """Return a serialised, checked model with the facts as its properties.
 
-    observation (B, O) float, available (B, A) bool, memory (B, M) float and last_action (B,) int64
-    go in; action (B,) int64, q_values (B, A) float and next_memory (B, M) float come out. At the
-    start of an episode memory is 0 and last_action −1.
+    Inputs: observation (B, O) float, available (B, A) bool, memory (B, M) float, last_action (B,)
+    int64. Outputs: action (B,) int64, q_values (B, A) float, next_memory (B, M) float. At the start
+    of an episode memory is 0 and last_action is −1.
     """
     graph = _Graph()
     if isinstance(params, entities.Parameters):
@@ -33,8 +32,8 @@ def to_onnx(params: network.Parameters | entities.Parameters, facts: dict[str, s
     else:
         _recurrent(graph, params)
     unavailable = graph.constant(np.float32(acting.UNAVAILABLE))
-    open_values = graph("Where", "available", "q_values", unavailable)
-    graph("ArgMax", open_values, axis=1, keepdims=0, out="action")
+    masked = graph("Where", "available", "q_values", unavailable)
+    graph("ArgMax", masked, axis=1, keepdims=0, out="action")
 
     O, A, M = (int(facts[name]) for name in ("observation_size", "n_actions", "memory_size"))
     shape = helper.make_tensor_value_info
@@ -66,7 +65,7 @@ def to_onnx(params: network.Parameters | entities.Parameters, facts: dict[str, s
 
 
 class _Graph:
-    """Nodes in the order in which they are applied; a value is its name."""
+    """The nodes in execution order; a value is represented by its name."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -91,20 +90,20 @@ class _Graph:
         return names
 
 
-def _recurrent(graph: _Graph, params: network.Parameters) -> None:
-    """As `network.step`."""
+def _recurrent(graph: _Graph, params: recurrent.Parameters) -> None:
+    """Add the nodes of `recurrent.step`."""
     for name, array in arrays(params).items():
         graph.constant(array, name)
     last = graph("Unsqueeze", "last_action", graph.constant([1]))
-    played = graph("Equal", last, graph.constant(np.arange(len(params.output_bias))))
-    done = graph("Cast", played, to=TensorProto.FLOAT)
-    inputs = graph("Concat", "observation", done, axis=1)
+    is_last = graph("Equal", last, graph.constant(np.arange(len(params.output_bias))))
+    one_hot = graph("Cast", is_last, to=TensorProto.FLOAT)
+    inputs = graph("Concat", "observation", one_hot, axis=1)
     features = graph("Relu", graph.linear(inputs, "input_weight", "input_bias"))
     gates = graph.thirds(graph.linear(features, "gates_weight", "gates_bias"))
-    recurrent = graph.thirds(graph("MatMul", "memory", "recurrent_weight"))
-    reset = graph("Sigmoid", graph("Add", gates[0], recurrent[0]))
-    update = graph("Sigmoid", graph("Add", gates[1], recurrent[1]))
-    recalled = graph("Mul", reset, graph("Add", recurrent[2], "candidate_bias"))
+    remembered = graph.thirds(graph("MatMul", "memory", "recurrent_weight"))
+    reset = graph("Sigmoid", graph("Add", gates[0], remembered[0]))
+    update = graph("Sigmoid", graph("Add", gates[1], remembered[1]))
+    recalled = graph("Mul", reset, graph("Add", remembered[2], "candidate_bias"))
     candidate = graph("Tanh", graph("Add", gates[2], recalled))
     kept = graph("Mul", update, graph("Sub", "memory", candidate))
     memory = graph("Add", candidate, kept, out="next_memory")
@@ -112,10 +111,10 @@ def _recurrent(graph: _Graph, params: network.Parameters) -> None:
 
 
 def _entities(graph: _Graph, params: entities.Parameters) -> None:
-    """As `entities.step`.
+    """Add the nodes of `entities.step`.
 
-    `own.weight` has a row for every number of an observation, zero where there is a thing, so that
-    no product is empty; a group of no entities is left out.
+    `own.weight` has a row for every number of an observation, zero for those of entities, so that
+    no product is empty. Groups without entities are left out.
     """
     spec, named = params.spec, arrays(params)
 
@@ -132,7 +131,7 @@ def _entities(graph: _Graph, params: entities.Parameters) -> None:
     own_weight[rest] = named["own.weight"]
     named["own.weight"] = own_weight
 
-    parts, entities = [graph("Relu", linear("observation", "own"))], {}
+    parts, embedded = [graph("Relu", linear("observation", "own"))], {}
     of_parts = np.split(named["core.weight"], 1 + len(spec.entities))
     rows = of_parts[:1]
     for g, group in enumerate(spec.entities):
@@ -140,29 +139,29 @@ def _entities(graph: _Graph, params: entities.Parameters) -> None:
             continue
         ends = group.start, group.start + group.count * group.size
         cut = graph("Slice", "observation", *(graph.constant([end]) for end in (*ends, 1)))
-        seen = graph("Reshape", cut, graph.constant([0, group.count, group.size]))  # 0: as it is
-        largest = graph("ReduceMax", graph("Abs", seen), axes=[2], keepdims=1)
+        each = graph("Reshape", cut, graph.constant([0, group.count, group.size]))  # 0: unchanged
+        largest = graph("ReduceMax", graph("Abs", each), axes=[2], keepdims=1)
         zero = graph.constant(np.float32(0))
-        there = graph("Cast", graph("Greater", largest, zero), to=TensorProto.FLOAT)
-        entities[g] = graph("Mul", graph("Relu", linear(seen, f"encoders.{g}")), there)
-        parts.append(graph("ReduceSum", entities[g], graph.constant([1]), keepdims=0))
+        visible = graph("Cast", graph("Greater", largest, zero), to=TensorProto.FLOAT)
+        embedded[g] = graph("Mul", graph("Relu", linear(each, f"encoders.{g}")), visible)
+        parts.append(graph("ReduceSum", embedded[g], graph.constant([1]), keepdims=0))
         rows.append(of_parts[1 + g])
     named["core.weight"] = np.concatenate(rows)
     core = graph("Relu", linear(graph("Concat", *parts, axis=1), "core"))
 
     values: list[str] = []
-    order: list[int] = []  # the actions that they are of
-    acted_on = [g for g, group in enumerate(spec.entities) if group.actions is not None]
-    for s, g in enumerate(acted_on):
-        if g not in entities:
+    order: list[int] = []  # the action of each value
+    targets = [g for g, group in enumerate(spec.entities) if group.actions is not None]
+    for s, g in enumerate(targets):
+        if g not in embedded:
             continue
         weights = {
             name: graph.constant(named[f"scorers.{s}.{name}"], f"scorers.{s}.{name}")
             for name in ("core_weight", "thing_weight", "bias")
         }
         from_core = graph.linear(core, weights["core_weight"], weights["bias"])
-        from_thing = graph("MatMul", entities[g], weights["thing_weight"])
-        both = graph("Add", graph("Unsqueeze", from_core, graph.constant([1])), from_thing)
+        from_entity = graph("MatMul", embedded[g], weights["thing_weight"])
+        both = graph("Add", graph("Unsqueeze", from_core, graph.constant([1])), from_entity)
         scores = linear(graph("Relu", both), f"scorers.{s}.output")  # (B, n, 1)
         values.append(graph("Squeeze", scores, graph.constant([2])))
         first = spec.entities[g].actions or 0

@@ -1,16 +1,18 @@
-"""What a party has learnt: one agent's policy, from the data that it keeps."""
+"""Load one agent's policy from the data of its party."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 
 from pevdn import worlds
 from pevdn.errors import UsageError
-from pevdn.network.mind import Mind
+from pevdn.network.compiled_agent import CompiledAgent
 from pevdn.network.recovery import Journal
-from pevdn.policies.policy import AgentPolicy
+from pevdn.policies.policy import AgentPolicy, require_model, select_model
 from pevdn.training.directory import Run
 from pevdn.worlds.interface import AgentSpec
 
@@ -18,29 +20,31 @@ from pevdn.worlds.interface import AgentSpec
 def load_agent(
     folder: Path | str, model: str = "best", spec: AgentSpec | None = None
 ) -> AgentPolicy:
-    """The agent of a party, as its last snapshot has it; a finished party's is its last round.
+    """Return the agent of a party from its newest snapshot; `model` is that of `pevdn.load`.
 
-    `model` is `running`, `average`, `anchor`, or `best`: the anchor if there is one, else the
-    average if one is kept. An agent with a body of its own needs its `spec`.
+    An agent with a body of its own needs its `spec`.
     """
-    folder = Path(folder)
-    found = Journal(folder).snapshot()
-    if found is None:
-        raise UsageError(f"{folder} holds no data of a party; give the directory NAME.data.")
-    arrays, facts = found
+    return AgentPolicy(agent_parameters(Path(folder), model, spec)[0])
+
+
+def agent_parameters(folder: Path, model: str, spec: AgentSpec | None) -> tuple[Any, int]:
+    """Return the parameters in a party's newest snapshot, and the number of its agent."""
+    snapshot = Journal(folder).snapshot()
+    if snapshot is None:
+        raise UsageError(f"{folder} holds no data of a party; pass the directory NAME.data.")
+    arrays, facts = snapshot
     config = Run(folder).config
+    require_model(model, config.settings, folder)
     agents = worlds.make(config.env).agents
-    mind = Mind(config, spec or agents[facts["agent"]], len(agents), 1)
-    leaves, form = jax.tree.flatten(mind.begin(jax.random.key(0)))
+    agent = CompiledAgent(config, spec or agents[facts["agent"]], len(agents), 1)
+    leaves, structure = jax.tree.flatten(agent.begin(jax.random.key(0)))
     shapes = [arrays[str(i)].shape for i in range(len(leaves))]
     if shapes != [leaf.shape for leaf in leaves]:
-        raise UsageError(f"the agent in {folder} sees and does other things than this spec says.")
-    learner = jax.tree.unflatten(form, [arrays[str(i)] for i in range(len(leaves))])
-    anchored = bool(facts["course"]["anchored"])
-    kept = {"running": True, "average": config.settings.average_decay > 0, "anchor": anchored}
-    if model == "best":
-        model = next(name for name in ("anchor", "average", "running") if kept[name])
-    if not kept.get(model):
-        have = ", ".join(name for name, there in kept.items() if there)
-        raise UsageError(f"{folder} has no model '{model}'; it has: {have}.")
-    return AgentPolicy(getattr(learner, "params" if model == "running" else model))
+        raise UsageError(
+            f"the agent in {folder} has other observations or actions than this spec; pass the "
+            "spec of its body."
+        )
+    learner = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
+    anchored = np.asarray(facts["progress"]["anchored"], bool)
+    (params,) = select_model(model, [learner], anchored, config.settings, folder)
+    return params, facts["agent"]

@@ -1,9 +1,8 @@
-"""Copy what may be handed out of a finished private run, and nothing else.
+"""Publish a finished private run: copy only what its guarantee covers.
 
-Every file is written anew from a list of what is allowed: policies (post-processing of parameters
-that the theorem covers), settings, figures of evaluations, ε. Files of the run that are not on the
-list are never opened, so that whatever else lies there stays there. Seeds are numbered from 0 as
-lanes; no digest, time, path or name of a machine is copied.
+Every file is written from an allow-list: policies (post-processing of parameters that the theorem
+covers), settings, evaluation metrics, ε. Other files of the run are never opened. Seeds are
+replaced by lane numbers; no digest, time, path or machine name is copied.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import pevdn
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
+from pevdn.policies.policy import as_run, of_lane, team_parameters
 from pevdn.privacy import randomness
 from pevdn.storage.readme import FILE as README
 from pevdn.storage.strict_json import to_json
@@ -31,7 +31,7 @@ EPSILONS = (
     *("epsilon_agent", "epsilon_team", "epsilon_agent_spent", "epsilon_team_spent"),
     "delta",
 )
-FIGURES = (  # of a line of metrics.jsonl
+METRICS = (  # of a line of metrics.jsonl
     *("env_steps", "episodes", "updates", "episode_length"),
     *(f"win_rate{model}" for model in MODELS),
     *(f"return{model}" for model in MODELS),
@@ -65,15 +65,15 @@ SETTINGS = (
 NOT_COVERED = (
     "Teammates: they saw the opened sums before any noise, and knew the indices.",
     "Evaluation episodes: all win rates and returns here are computed from them without noise.",
-    "The choice of settings and of this run by looking at results on the same episodes.",
-    "What rewards, lengths, number and timing of the training episodes tell by themselves.",
+    "The selection of settings or of this run by results on the same episodes.",
+    "Rewards, lengths, number and timing of the training episodes as such.",
     "Other trainings on the same episodes, such as a copy of the run: add up their ε.",
-    "Whoever knows the random numbers of the training.",
+    "Observers who know the random numbers of the training.",
 )
 
 
 class Published(NamedTuple):
-    """What `publish` has written."""
+    """A published directory."""
 
     path: Path
     files: tuple[str, ...]
@@ -87,20 +87,20 @@ def publish(
     model: str = "best",
     format: str = "safetensors",
 ) -> Published:
-    """Write what may be handed out of a finished private run into a new directory `out`.
+    """Write the publishable parts of a finished private run into a new directory `out`.
 
-    That is a policy for every agent (of every lane, if the run has several seeds), config.yaml,
+    These are a policy per agent (and lane, if the run has several seeds), config.yaml,
     metrics.jsonl, summary.json, curve.png, privacy.json and README.md. `model` is that of
     `pevdn.load`, `format` that of `pevdn.export`.
     """
-    run, out = run if isinstance(run, Run) else Run(Path(run)), Path(out)
+    run, out = as_run(run), Path(out)
     config = run.config
     if format not in export.FORMATS:
         raise unknown("format", format, export.FORMATS)
     write = export.FORMATS[format]()
-    _refuse_unprotected(run, config)
-    summary = run.summary  # only a finished run has one
-    _refuse_taken(out)
+    _require_private(run, config)
+    summary = run.summary  # raises if the run is not finished
+    _require_empty(out)
     privacy = _privacy(run, config)
     public = dataclasses.replace(config, env=export.public_world(config.env))
     lines = _metrics(run, config)
@@ -127,43 +127,40 @@ def publish(
     return Published(out, files, privacy)
 
 
-# ---- what is refused --------------------------------------------------------------------------
+# ---- preconditions ----------------------------------------------------------------------------
 
 
-def _refuse_unprotected(run: Run, config: Config) -> None:
+def _require_private(run: Run, config: Config) -> None:
     if not (run.path / "checkpoints").exists() and any(run.path.glob("snapshot-*")):
         raise UsageError(
             f"{run.path} is the data of one party, which does not know whether its team rehearsed; "
-            f"hand out its policy alone, with `pevdn export {run.path} --out FILE`."
+            f"export only its policy with `pevdn export {run.path} --out FILE`."
         )
-    knowingly = (
-        "if these episodes are nobody's secret, hand out a policy knowingly with `pevdn export "
-        f"{run.path} --agent 0`"
-    )
+    fix = f"if these episodes are not secret, use `pevdn export {run.path} --agent 0`"
     if not config.private:
         raise UsageError(
             f"{run.path} was trained with {config.algorithm}, without differential privacy: its "
-            f"parameters promise nothing about the episodes they were learnt from; {knowingly}."
+            f"parameters carry no guarantee for the training episodes; {fix}."
         )
     if config.settings.noise_multiplier == 0:
         raise UsageError(
-            f"{run.path} was trained with noise_multiplier 0, so that ε is infinite and its "
-            f"parameters promise nothing; {knowingly}."
+            f"{run.path} was trained with noise_multiplier 0: ε is infinite and its parameters "
+            f"carry no guarantee; {fix}."
         )
 
 
-def _refuse_taken(out: Path) -> None:
+def _require_empty(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; choose another directory with --out.")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose a new directory with --out.")
 
 
-# ---- what is written --------------------------------------------------------------------------
+# ---- files ------------------------------------------------------------------------------------
 
 
 def _privacy(run: Run, config: Config) -> dict[str, Any]:
-    """The content of privacy.json, from the ledger."""
+    """Return the content of privacy.json, from the ledger."""
     from pevdn.privacy.accounting import RELATIONS, TEAMMATE
     from pevdn.privacy.ledger import Ledger
     from pevdn.training.summary import guarantee
@@ -172,28 +169,28 @@ def _privacy(run: Run, config: Config) -> dict[str, Any]:
     lanes = []
     for lane in range(config.seeds):
         facts = export.promise(run, lane)
-        found = {name: float(facts[name]) for name in EPSILONS if name in facts}
-        if not math.isfinite(found.get("epsilon_team", math.inf)):
+        epsilons = {name: float(facts[name]) for name in EPSILONS if name in facts}
+        if not math.isfinite(epsilons.get("epsilon_team", math.inf)):
             raise UsageError(
-                f"{run.path} was trained with so little noise (noise_multiplier "
-                f"{config.settings.noise_multiplier:g}) that ε is infinite: its parameters promise "
-                "nothing, and there is nothing to publish under a guarantee."
+                f"{run.path} was trained with noise_multiplier "
+                f"{config.settings.noise_multiplier:g}, for which ε is infinite: its parameters "
+                "carry no guarantee; train with more noise to publish."
             )
-        lanes.append({"lane": lane, **found})
+        lanes.append({"lane": lane, **epsilons})
     relation, source = config.settings.relation, randomness.source(config)
     return {
         "unit": "one training episode of the whole team",
         "relation": {"name": relation, "meaning": RELATIONS[relation]},
         "epsilon": {
-            "team": max(found["epsilon_team"] for found in lanes),
-            "agent": max(found["epsilon_agent"] for found in lanes),
+            "team": max(lane["epsilon_team"] for lane in lanes),
+            "agent": max(lane["epsilon_agent"] for lane in lanes),
             "teammate": None,
         },
         "delta": mechanism.delta,
         "lanes": lanes,
-        "views": {
-            "team": "whoever sees all agents' parameters or actions, or less; proven",
-            "agent": "one agent's own gradients with its teammates' held fixed; no bound by itself",
+        "observers": {
+            "team": "sees at most all agents' parameters and actions; proven",
+            "agent": "sees one agent's gradients, with its teammates' held fixed; no bound",
             "teammate": TEAMMATE,
         },
         "mechanism": {
@@ -211,9 +208,7 @@ def _privacy(run: Run, config: Config) -> dict[str, Any]:
 def _policies(
     run: Run, config: Config, model: str, format: str, write: Any, draft: Path
 ) -> list[str]:
-    """One file for each agent, in a folder for each lane if there are several."""
-    from pevdn.policies.policy import of_lane, team_parameters
-
+    """Write one file per agent, in a folder per lane if there are several; return their names."""
     params, team = team_parameters(run, model)
     names = []
     for lane in range(config.seeds):
@@ -230,19 +225,19 @@ def _policies(
 
 
 def _metrics(run: Run, config: Config) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl with lanes in place of seeds."""
+    """Return the lines of metrics.jsonl with lanes instead of seeds."""
     lines = []
     for line in run.metrics:
         lane = line["seed"] - config.seed
         if not 0 <= lane < config.seeds:
             raise PevdnError(
-                f"{run.path / 'metrics.jsonl'} has a line of another seed than config.yaml says; "
-                "restore the run from a backup."
+                f"{run.path / 'metrics.jsonl'} has a seed that is not in config.yaml; restore the "
+                "run from a backup."
             )
-        found = _allowed(line, FIGURES)
-        for name in ("epsilon_team", "epsilon_agent"):  # so far, unlike those of summary.json
-            found[f"{name}_spent"] = found.pop(name)
-        lines.append({"lane": lane, **found})
+        metrics = _allowed(line, METRICS)
+        for name in ("epsilon_team", "epsilon_agent"):  # spent so far, unlike in summary.json
+            metrics[f"{name}_spent"] = metrics.pop(name)
+        lines.append({"lane": lane, **metrics})
     return lines
 
 
@@ -268,25 +263,25 @@ def _write_config(config: Config, path: Path) -> None:
 
 
 def _by_seed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As they are drawn."""
+    """Return the lines with the key that `draw_lines` needs."""
     return [{**line, "seed": line["lane"]} for line in lines]
 
 
-def _allowed(found: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: found[name] for name in names if name in found}
+def _allowed(facts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: facts[name] for name in names if name in facts}
 
 
 @contextmanager
 def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` once it is complete."""
-    place = out.resolve()
-    draft = place.with_name(f".{place.name}.draft")
+    """Yield a directory that is renamed to `out` when complete, and removed on failure."""
+    target = out.resolve()
+    draft = target.with_name(f".{target.name}.draft")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         yield draft
-        draft.rename(place)
+        draft.rename(target)
     except OSError as problem:
         raise PevdnError(f"cannot write {out}: {problem.strerror or problem}.") from None
     finally:

@@ -1,12 +1,13 @@
-"""ChaCha20 as a generator of JAX: keys of 256 bits for everything that training draws.
+"""Provide ChaCha20 as a JAX generator with 256-bit keys for everything that training draws.
 
-JAX's own keys have 64 bits, and a run's seed at most 31: whoever tries them all can draw the noise
-again and take it off. A key of this generator comes from the operating system. Splitting a key,
-folding a number into it and drawing bits use different nonces, so that no two of them ever give the
-same block (JAX's own `fold_in(key, n)` equals `split(key, 3)[n]`).
+JAX's own keys have 64 bits, and a run's seed at most 31: an attacker who tries them all can
+recompute the noise and subtract it. A key of this generator comes from the operating system.
+Splitting a key, folding a number into it and drawing bits use different nonces, so no two of them
+give the same block (JAX's own `fold_in(key, n)` equals `split(key, 3)[n]`).
 
-What it promises: to who does not know a key, all that is drawn from it, and from keys derived from
-it, looks uniform and independent, as long as ChaCha20 (RFC 8439) is a pseudorandom function.
+Guarantee: to an observer without the key, all numbers drawn from it, and from keys derived from it,
+are indistinguishable from uniform and independent ones if ChaCha20 (RFC 8439) is a pseudorandom
+function.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BITS, _SPLIT, _FOLD = 1, 2, 3  # nonces
 
 
 def block(key: Array, counter: Array, nonce: tuple[Array | int, ...]) -> Array:
-    """The ChaCha20 blocks (n, 16) of a key (8,), for counters (n,) and a nonce of three words."""
+    """Return ChaCha20 blocks (n, 16) of a key (8,) for counters (n,) and a three-word nonce."""
     n = counter.shape[0]
 
     def row(*words: Any) -> Array:
@@ -39,7 +40,7 @@ def block(key: Array, counter: Array, nonce: tuple[Array | int, ...]) -> Array:
         return (x << bits) | (x >> (32 - bits))
 
     def quarters(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-        """Four quarter rounds side by side."""
+        """Run four quarter rounds side by side."""
         for left, right in ((16, 12), (8, 7)):
             a = a + b
             d = rotate(d ^ a, left)
@@ -53,7 +54,7 @@ def block(key: Array, counter: Array, nonce: tuple[Array | int, ...]) -> Array:
         a, b, c, d = quarters(*shifted)
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
 
-    # On a CPU a loop compiles faster; on an accelerator every turn would be a kernel of its own.
+    # A loop compiles faster on a CPU; on an accelerator each iteration would be its own kernel.
     unroll = 1 if jax.default_backend() == "cpu" else 10
     end = jax.lax.fori_loop(0, 10, double_round, start, unroll=unroll)
     mixed = [x + y for x, y in zip(start, end, strict=True)]
@@ -82,12 +83,12 @@ def _fold_in(key: Array, number: Any) -> Array:
 
 
 def _seed(number: Array) -> Array:
-    raise TypeError("a ChaCha20 key is made of 32 secret bytes, not of a seed.")
+    raise TypeError("a ChaCha20 key needs 32 secret bytes, not a seed; use chacha.key.")
 
 
 @cache
 def generator() -> Any:
-    """What `jax.random.wrap_key_data(words, impl=…)` takes."""
+    """Return the implementation for `jax.random.wrap_key_data(words, impl=…)`."""
     from jax.extend.random import define_prng_impl
 
     return define_prng_impl(
@@ -102,7 +103,7 @@ def generator() -> Any:
 
 
 def key(secret: bytes) -> Array:
-    """The key that 32 secret bytes are."""
+    """Return the key given by 32 secret bytes."""
     words = np.frombuffer(secret, "<u4")
     if words.shape != (KEY_WORDS,):
         raise ValueError(f"a key has 32 bytes, not {len(secret)}.")

@@ -1,24 +1,31 @@
-"""PE-VDN C: DP-SGD on whole episodes. Algorithm 1, from CLIP to ADD noise.
+"""How one agent's gradients become what it learns from: sample, clip, sum, add noise, divide.
 
-What it promises: for one agent and one update, the released gradient is a Poisson-subsampled
-Gaussian mechanism on that agent's episodes. Neighbours differ in one episode, which is empty in one
-of them for the whole team; clipping bounds what that changes in the sum by C. Noise of standard
-deviation noise_multiplier · C is added once. The divisor is the *expected* batch size, a constant,
-because the realised one would tell how many episodes were sampled. How updates compose is
-`pevdn.privacy.accounting`'s business, and whom it protects from is in docs/privacy.md.
+Two releases have the same interface, and both runtimes use nothing else:
 
-Floating-point numbers are not real numbers, so nothing that the promise rests on is left to them.
-A clipped gradient is truncated to whole `unit`s, sums are sums of integers, and the noise is an
-integer (`pevdn.privacy.gaussian`): the sensitivity of the sum is at most C/unit exactly, whatever
-the order of summation, and the noise has the tails and the low bits of a Gaussian to within an
-error that the accountant counts.
+- `Average`, without differential privacy: a uniform sample, a plain mean.
+- `SubsampledGaussian`, DP-SGD on whole episodes (PE-VDN C; Algorithm 1, from CLIP to ADD noise).
+
+What `SubsampledGaussian` promises: for one agent and one update, the released gradient is a
+Poisson-subsampled Gaussian mechanism on that agent's episodes. Neighbours differ in one episode,
+which is empty in one of them for the whole team; clipping bounds what that changes in the sum by C.
+Noise of standard deviation noise_multiplier · C is added once. The divisor is the *expected* batch
+size, a constant, because the realised one would reveal how many episodes were sampled. The object
+that samples, clips and adds noise also states what the accountant counts (`accounted`), so that
+what is accounted for is what ran. How updates compose is `pevdn.privacy.accounting`'s business;
+docs/privacy.md says whom it protects from.
+
+Floating-point numbers are not real numbers, so the promise does not rest on them. A clipped
+gradient is truncated to whole `unit`s, sums are sums of integers, and the noise is an integer
+(`pevdn.privacy.gaussian`): the sensitivity of the sum is at most C/unit exactly, whatever the order
+of summation, and the noise has the tails and the low bits of a Gaussian to within an error that the
+accountant counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,61 +33,131 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from pevdn.config.experiment import Config
+from pevdn.config.settings import Settings
+from pevdn.exchange import sampling
 from pevdn.privacy import gaussian
+from pevdn.privacy.accounting import Mechanism
 
 Parameters = TypeVar("Parameters")  # of any network
+Draw = Callable[[int], Array]  # uniform words (P, 4, 4) for the noise of P parameters
 ROOM = 2**30  # sums stay below it; 32 bits hold twice as much
 
 
+class Release(Protocol):
+    """How one agent's gradients of a minibatch become the gradient it learns from."""
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether `total` needs the gradient of each episode, not only their sum."""
+        ...
+
+    def sample(self, words: Array, filled: Array | int) -> Array:
+        """The slots of a minibatch, from uniform words (capacity,)."""
+        ...
+
+    def zeros(self, params: Parameters) -> Parameters:
+        """The sum over no episodes."""
+        ...
+
+    def total(self, gradients: Parameters, padding: Array) -> Parameters:
+        """The sum over the episodes of a part; `padding` (B,) marks empty slots."""
+        ...
+
+    def mean(self, total: Parameters, draw: Draw) -> Parameters:
+        """From the sum over a minibatch to the gradient that is learnt from."""
+        ...
+
+
+def release_for(config: Config) -> Release:
+    """The release that a configuration asks for."""
+    s = config.settings
+    return SubsampledGaussian.of(s) if config.private else Average(s.expected_batch_size)
+
+
 @dataclass(frozen=True)
-class Release:
-    """How one agent's gradients of a minibatch become what it learns from."""
+class Average:
+    """A uniform sample and its plain mean: no differential privacy."""
+
+    batch_size: int
+    by_episode = False
+
+    def sample(self, words: Array, filled: Array | int) -> Array:
+        return sampling.uniform(words, filled, self.batch_size)
+
+    def zeros(self, params: Parameters) -> Parameters:
+        zeros: Parameters = jax.tree.map(jnp.zeros_like, params)
+        return zeros
+
+    def total(self, gradients: Parameters, padding: Array) -> Parameters:
+        return gradients  # an empty slot has no steps, and so no gradient
+
+    def mean(self, total: Parameters, draw: Draw) -> Parameters:
+        mean: Parameters = jax.tree.map(lambda g: g / self.batch_size, total)
+        return mean
+
+
+@dataclass(frozen=True)
+class SubsampledGaussian:
+    """A Poisson sample, clipped by episode, with Gaussian noise on the sum.
+
+    `clip_norm` and `noise_multiplier` may be traced numbers, which differ by lane; `spread` then
+    has to be given.
+    """
 
     clip_norm: float  # C
     noise_multiplier: float  # σ
     expected_batch_size: int
-    by_array: bool = False  # clip each of the n arrays to C/√n instead of the whole to C
+    sampling_rate: float  # q
+    spread: int  # k: the multiplier of the integer noise
+    by_episode = True
+
+    @classmethod
+    def of(cls, s: Settings, smallest_noise: float | None = None) -> SubsampledGaussian:
+        """The release of these settings, or of lanes whose smallest noise multiplier is given."""
+        batch, noise = s.expected_batch_size, s.noise_multiplier
+        k = spread_for(noise if smallest_noise is None else smallest_noise, batch)
+        return cls(s.clip_norm, noise, batch, batch / s.buffer_size, k)
+
+    def accounted(self, n_agents: int, delta: float, relation: str) -> Mechanism:
+        """What the accountant counts for one update of a team."""
+        return Mechanism(self.sampling_rate, self.noise_multiplier, n_agents, delta, relation)
 
     @property
-    def largest(self) -> int:
-        """More episodes than a minibatch has but once in many runs: these must fit into ROOM."""
-        return 2 * self.expected_batch_size + 64
-
-    @property
-    def spread(self) -> int:
-        """The noise's multiplier k: the largest, hence the finest unit, for which sums fit."""
-        weight = self.largest / self.noise_multiplier + 16  # in deviations of the noise
-        fitting = (k for k in gaussian.SPREADS if weight * gaussian.deviation(k) < ROOM)
-        return next(fitting, gaussian.SPREADS[-1])
-
-    @property
-    def unit(self) -> float:
+    def unit(self) -> Any:
         """What one whole number stands for."""
-        if self.noise_multiplier == 0:
-            return self.clip_norm * self.largest / ROOM
-        return self.noise_multiplier * self.clip_norm / gaussian.deviation(self.spread)
+        silent = self.clip_norm * largest(self.expected_batch_size) / ROOM
+        if _is_zero(self.noise_multiplier):
+            return silent
+        noisy = self.noise_multiplier * self.clip_norm / gaussian.deviation(self.spread)
+        if isinstance(self.noise_multiplier, int | float):
+            return noisy
+        return jnp.where(self.noise_multiplier > 0, noisy, silent)
 
-    def clipped_sum(self, gradients: Parameters, padding: Array) -> Parameters:
-        """Σ over episodes of one agent's gradients (B, ...), clipped, in whole units (int32).
+    def sample(self, words: Array, filled: Array | int) -> Array:
+        """CHOOSE: each stored episode with probability q, independently."""
+        return sampling.poisson(words, filled, self.sampling_rate)
 
-        With `by_array` none of the arrays takes the others' share; the whole then still is within
-        C. `padding` (B,) marks entries that are not episodes. L2 sensitivity to emptying one
-        episode: at most C/unit, also when a gradient is not finite (such numbers count as zero).
+    def zeros(self, params: Parameters) -> Parameters:
+        zeros: Parameters = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.int32), params)
+        return zeros
+
+    def total(self, gradients: Parameters, padding: Array) -> Parameters:
+        """CLIP: the sum of one agent's gradients (B, ...), each clipped, in whole units (int32).
+
+        L2 sensitivity to emptying one episode: at most C/unit, also when a gradient is not finite
+        (such numbers count as zero).
         """
         from jax_privacy.clipping import clip_pytree  # a second, which only private training needs
 
         leaves, form = jax.tree.flatten(gradients)
-        size = sum(leaf[0].size for leaf in leaves)
-        norm = self.clip_norm * (1.0 - rounding(size))
+        norm = self.clip_norm * (1.0 - rounding(sum(leaf[0].size for leaf in leaves)))
+        scale = jnp.asarray(1.0 / self.unit, jnp.float32)
 
         def clipped(one: list[Array], empty: Array) -> list[Array]:
-            if self.by_array:
-                share = norm / len(one) ** 0.5
-                found = [clip_pytree(x, share, return_zero=empty)[0] for x in one]
-            else:
-                found = clip_pytree(one, norm, return_zero=empty)[0]
+            found = clip_pytree(one, norm, return_zero=empty)[0]
             # Truncation towards zero makes no coordinate larger, and so no norm.
-            return [jnp.trunc(x * np.float32(1.0 / self.unit)).astype(jnp.int32) for x in found]
+            return [jnp.trunc(x * scale).astype(jnp.int32) for x in found]
 
         total: Parameters = jax.tree.unflatten(
             form, [x.sum(0) for x in jax.vmap(clipped)(leaves, padding)]
@@ -88,20 +165,21 @@ class Release:
         return total
 
     def noise(self, words: Array) -> Array:
-        """What the agent adds to its sum, in whole units: (P,) from uniform words (P, 4, 4)."""
+        """The noise of a sum, in whole units: (P,) from uniform words (P, 4, 4)."""
         drawn: Array = gaussian.discrete_gaussian(words, self.spread)
-        return drawn
+        if isinstance(self.noise_multiplier, int | float):
+            return drawn
+        return jnp.where(self.noise_multiplier > 0, drawn, 0)
 
-    def mean(self, total: Parameters, draw: Callable[[int], Array]) -> Parameters:
-        """(Σ + noise) / expected batch size, from a sum in whole units.
+    def mean(self, total: Parameters, draw: Draw) -> Parameters:
+        """ADD noise: (Σ + noise) / expected batch size, from a sum in whole units.
 
-        `draw(P)` gives uniform words (P, 4, 4). A sum that leaves 32 bits wraps around, which
-        is post-processing.
+        A sum that leaves 32 bits wraps around, which is post-processing.
         """
         vector, as_parameters = ravel_pytree(total)
-        if self.noise_multiplier > 0:
+        if not _is_zero(self.noise_multiplier):
             vector = vector + self.noise(draw(vector.size))
-        scale = np.float32(self.unit / self.expected_batch_size)
+        scale = jnp.asarray(self.unit / self.expected_batch_size, jnp.float32)
         found: Parameters = jax.tree.map(lambda x: x * scale, as_parameters(vector))
         return found
 
@@ -109,6 +187,25 @@ class Release:
         """A sum in whole units, as the gradient that it stands for."""
         found: Parameters = jax.tree.map(lambda x: x * np.float32(self.unit), total)
         return found
+
+
+def _is_zero(noise_multiplier: Any) -> bool:
+    """Whether noise is off; a traced number never is."""
+    return isinstance(noise_multiplier, int | float) and noise_multiplier == 0
+
+
+def largest(expected_batch_size: int) -> int:
+    """More episodes than a minibatch has but once in many runs: these must fit into ROOM."""
+    return 2 * expected_batch_size + 64
+
+
+def spread_for(noise_multiplier: float, expected_batch_size: int) -> int:
+    """The largest multiplier k of the noise, hence the finest unit, for which sums fit."""
+    if noise_multiplier == 0:
+        return gaussian.SPREADS[-1]
+    weight = largest(expected_batch_size) / noise_multiplier + 16  # in deviations of the noise
+    fitting = (k for k in gaussian.SPREADS if weight * gaussian.deviation(k) < ROOM)
+    return next(fitting, gaussian.SPREADS[-1])
 
 
 def rounding(size: int) -> float:

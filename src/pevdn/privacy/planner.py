@@ -1,9 +1,9 @@
-"""What a training will cost before it is started, and which settings a budget affords.
+"""Compute the ε of a training before it starts, and find settings that fit a budget.
 
 A plan's ε is an upper bound for every run with its settings that is not killed: it assumes the
-longest stay in the buffer that the settings allow. With a throughput above 1 coins decide how many
-updates fall into that stay; the plan then takes a number that the whole run exceeds with
-probability `UNLUCKY` at most. What a run really spent is in its own ledger.
+longest stay in the buffer that the settings allow. With a throughput above 1, coins decide how many
+updates fall into that stay; the plan then uses a number that the whole run exceeds with probability
+at most `UNLUCKY`. The ε that a run actually spent is in its ledger.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from pevdn import worlds
 from pevdn.config import presets
-from pevdn.config.experiment import STEPS, Config, default_delta, quarter
+from pevdn.config.experiment import STEPS, Config, default_delta, quarter, updates_due
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import OBSERVERS, Mechanism
+from pevdn.privacy.accounting import OBSERVERS, Mechanism, largest_accepted
 
-UNLUCKY = 1e-9  # chance that the coins of one seed exceed a plan
-MANY = 10**6  # blocks of episodes, where a plan names no number of steps
-STEP = 1e-3  # noise multipliers are found to this accuracy, rounded up
+UNLUCKY = 1e-9  # probability that the coins of one seed exceed a plan
+MANY = 10**6  # blocks of episodes of a plan without a number of steps
+STEP = 1e-3  # resolution of noise multipliers that are searched for, rounded up
 LARGEST_NOISE = 1e4
-OBSERVER_LABELS = {"team": "team view (proven)", "agent": "agent view (conditional)"}
-COARSE = 8.0  # a grid for searching and drawing: a tenth of the time, ε overstated by some 0.02
+OBSERVER_LABELS = {"team": "team observer (proven)", "agent": "agent observer (conditional)"}
+COARSE = 8.0  # grid for searching and drawing: a tenth of the time, overstates ε by about 0.02
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Plan:
     batch_size: int = 32
     throughput: float = 1.0
     noise_multiplier: float = 1.0
-    delta: float = 0.0  # 0: a tenth of one over the protected episodes
+    delta: float = 0.0  # 0: 1 / (10 · number of protected episodes)
     agents: int = 3
     relation: str = "zero-out"
     update_every: int = 1
     parallel_episodes: int = 8
     learning_starts: int = 0  # episodes before the first update; 0: a quarter of the buffer
     steps: int | None = None  # environment steps
-    episodes: int | None = None  # protected ones, for δ; None: as many as steps, or as STEPS
+    episodes: int | None = None  # protected, for δ; None: `steps`, or STEPS without steps
 
     def __post_init__(self) -> None:
         for name in ("buffer_size", "batch_size", "agents", "update_every", "parallel_episodes"):
@@ -54,13 +54,13 @@ class Plan:
         if self.batch_size > self.buffer_size:
             raise UsageError(
                 f"batch_size is {self.batch_size}, but a buffer of {self.buffer_size} episodes "
-                "cannot give that many (the sampling rate would be above 1); lower it."
+                "cannot provide that many (the sampling rate would exceed 1); lower it."
             )
         if not self.throughput >= 1:
             raise UsageError(f"throughput is {self.throughput:g}, but must be at least 1.")
         if not 0 <= self.noise_multiplier < math.inf:
             raise UsageError(
-                f"noise_multiplier is {self.noise_multiplier:g}, but must be a number, at least 0."
+                f"noise_multiplier is {self.noise_multiplier:g}, but must be finite and at least 0."
             )
         for name in ("steps", "episodes"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -71,7 +71,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, agents: int) -> Plan:
-        """The plan that a run follows."""
+        """Return the plan of a run."""
         s = config.settings
         return cls(
             s.buffer_size,
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def most_episodes(self) -> int:
-        """How many episodes are protected, at most: every episode takes a step, or more."""
+        """Return an upper bound on the protected episodes: each takes at least one step."""
         return self.episodes or self.steps or STEPS
 
     @property
@@ -99,13 +99,13 @@ class Plan:
 
     @property
     def exposure(self) -> int:
-        """The most updates that any episode is in the buffer for.
+        """Return the largest number of updates made while one episode is in the buffer.
 
-        Episodes are stored in blocks, each followed by the updates that it calls for. An episode
-        is overwritten in the block that comes `buffer_size` episodes later, or less than a block
-        after that. Every episode takes a step at least, which bounds a run of few steps.
+        Episodes are stored in blocks, each followed by the updates due. An episode is overwritten
+        `buffer_size` episodes later, or less than a block after that. Each episode takes at least
+        one step, which bounds the blocks of a short run.
         """
-        due = -(-self.parallel_episodes // self.update_every)
+        due = updates_due(self.parallel_episodes, self.update_every)
         block = due * self.update_every
         stay = -(-self.buffer_size // block)  # in blocks
         if self.steps is None:
@@ -118,18 +118,18 @@ class Plan:
             return most
         from scipy.stats import binom
 
-        chance = min(1.0, 1 / self.throughput + 2.0**-23)  # of a coin in float32
+        chance = min(1.0, 1 / self.throughput + 2.0**-23)  # of an update, drawn in float32
         return int(binom.isf(UNLUCKY / with_updates, most, chance))
 
-    def epsilon(self, view: str, coarseness: float = 1.0) -> float:
-        return self.mechanism.epsilon(self.exposure, view, coarseness=coarseness)
+    def epsilon(self, observer: str, coarseness: float = 1.0) -> float:
+        return self.mechanism.epsilon(self.exposure, observer, coarseness=coarseness)
 
 
 def large_delta(plan: Plan) -> str | None:
-    """A note if δ is above a tenth of one over the number of protected episodes.
+    """Return a warning if δ exceeds 1 / (10 · number of protected episodes), else None.
 
-    A mechanism that publishes every episode with probability δ is (0, δ)-private, so δ has to be
-    small against one over their number.
+    A mechanism that publishes each episode with probability δ is (0, δ)-private, so δ must be small
+    compared with one over their number.
     """
     enough = default_delta(plan.most_episodes)
     if plan.delta <= enough * (1 + 1e-9):
@@ -184,13 +184,10 @@ def check_preset(
 
 
 def report(plan: Plan) -> dict[str, Any]:
-    """ε for each view, the proven one first, by each accountant, with what it rests on."""
+    """Return ε for each observer, the proven one first, by each accountant, and its inputs."""
+    q, noise = plan.mechanism.sampling_rate, plan.noise_multiplier
     claim, claimed_delta = accounting.theorem_1(
-        plan.buffer_size,
-        plan.throughput,
-        plan.mechanism.sampling_rate,
-        plan.noise_multiplier,
-        plan.delta,
+        plan.buffer_size, plan.throughput, q, noise, plan.delta
     )
     document: dict[str, Any] = {
         "epsilon_team": plan.epsilon("team"),
@@ -203,33 +200,35 @@ def report(plan: Plan) -> dict[str, Any]:
         "relation": plan.relation,
         "theorem_1_epsilon": claim,
         "theorem_1_delta": claimed_delta,
-        "theorem_1_unsound": plan.throughput > 1,  # and of the agent view in any case
+        "theorem_1_unsound": plan.throughput > 1,  # it is about the agent observer in any case
         "teammate": accounting.TEAMMATE,
     }
     if plan.relation == "zero-out":
-        for view in OBSERVERS:
-            document[f"epsilon_{view}_rdp"] = plan.mechanism.epsilon(plan.exposure, view, "rdp")
+        for observer in OBSERVERS:
+            document[f"epsilon_{observer}_rdp"] = plan.mechanism.epsilon(
+                plan.exposure, observer, "rdp"
+            )
     settings = ("buffer_size", "batch_size", "throughput", "agents", "update_every", "steps")
     return document | {name: getattr(plan, name) for name in settings}
 
 
-def smallest_noise(plan: Plan, target: float, view: str) -> Plan:
-    """The plan with the smallest noise multiplier whose ε is within the target."""
-    _check_target(target, view)
+def smallest_noise(plan: Plan, target: float, observer: str) -> Plan:
+    """Return the plan with the smallest noise multiplier whose ε is within the target."""
+    _check_target(target, observer)
 
     if plan.exposure == 0:
         return dataclasses.replace(plan, noise_multiplier=0.0)
 
     def cost(noise: float, coarseness: float) -> float:
-        return dataclasses.replace(plan, noise_multiplier=noise).epsilon(view, coarseness)
+        return dataclasses.replace(plan, noise_multiplier=noise).epsilon(observer, coarseness)
 
     return dataclasses.replace(plan, noise_multiplier=least_noise(cost, target))
 
 
 def least_noise(cost: Callable[[float, float], float], target: float) -> float:
-    """The smallest noise multiplier for which cost(noise, coarseness of the grid) is within target.
+    """Return the smallest noise multiplier with cost(noise, grid coarseness) within the target.
 
-    To within a STEP, and rounded up.
+    The result is a multiple of STEP, rounded up.
     """
     high = 1.0
     while cost(high, COARSE) > target:
@@ -240,56 +239,53 @@ def least_noise(cost: Callable[[float, float], float], target: float) -> float:
                 "reaches it; raise the target, delta or the buffer."
             )
     high = _bisect(lambda noise: cost(noise, COARSE) <= target, 0.0, high)
-    # The fine grid is slow: ask it once by how much the coarse one overstates, and at the end.
+    # The fine grid is slow: use it once to calibrate the coarse one, and to check the result.
     fine = cost(high, 1.0)
     excess = cost(high, COARSE) / fine if fine else 1.0
     high = _bisect(lambda noise: cost(noise, COARSE) <= target * excess, 0.98 * high, high)
-    found = math.ceil(high / STEP - 1e-9)
-    while cost(found * STEP, 1.0) > target:
-        found += 1
-    return round(found * STEP, 9)
+    steps = math.ceil(high / STEP - 1e-9)
+    while cost(steps * STEP, 1.0) > target:
+        steps += 1
+    return round(steps * STEP, 9)
 
 
 def _bisect(accepted: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest accepted number above `low`, to within a STEP; `high` is accepted."""
+    """Return the smallest accepted number above `low`, to within STEP; `high` is accepted."""
     while high - low > STEP / 2:
         middle = (low + high) / 2
         low, high = (low, middle) if accepted(middle) else (middle, high)
     return high
 
 
-def largest_batch(plan: Plan, target: float, view: str) -> Plan:
-    """The plan with the largest expected batch whose ε is within the target."""
-    _check_target(target, view)
+def largest_batch(plan: Plan, target: float, observer: str) -> Plan:
+    """Return the plan with the largest expected batch whose ε is within the target."""
+    _check_target(target, observer)
 
     def within(batch: int, coarseness: float = 1.0) -> bool:
-        return dataclasses.replace(plan, batch_size=batch).epsilon(view, coarseness) <= target
+        return dataclasses.replace(plan, batch_size=batch).epsilon(observer, coarseness) <= target
 
     if not within(1):
-        least = dataclasses.replace(plan, batch_size=1).epsilon(view)
+        least = dataclasses.replace(plan, batch_size=1).epsilon(observer)
         raise UsageError(
-            f"target_epsilon is {target:g}, but even a batch of 1 episode costs {least:.3g} in the "
-            f"{view} view; raise the noise multiplier (now {plan.noise_multiplier:g}) or the "
-            "target."
+            f"target_epsilon is {target:g}, but even a batch of 1 episode costs ε {least:.3g} for "
+            f"the {observer} observer; raise the noise multiplier (now {plan.noise_multiplier:g}) "
+            "or the target."
         )
-    low, high = 1, plan.buffer_size + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle, COARSE) else (low, middle)
-    while low < plan.buffer_size and within(low + 1):
-        low += 1
-    return dataclasses.replace(plan, batch_size=low)
+    batch = largest_accepted(lambda size: within(size, COARSE), 1, plan.buffer_size + 1)
+    while batch < plan.buffer_size and within(batch + 1):
+        batch += 1
+    return dataclasses.replace(plan, batch_size=batch)
 
 
-def _check_target(target: float, view: str) -> None:
+def _check_target(target: float, observer: str) -> None:
     if not 0 < target < math.inf:
         raise UsageError(f"target_epsilon is {target:g}, but must be a number above 0.")
-    if view not in OBSERVERS:
-        raise unknown("view", view, OBSERVERS, "A teammate has no ε to aim at.")
+    if observer not in OBSERVERS:
+        raise unknown("observer", observer, OBSERVERS, "No ε holds for a teammate.")
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """ε of both views against the noise multiplier and against the batch, around a plan."""
+    """Draw ε of both observers against the noise multiplier and the batch size, around a plan."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
@@ -304,21 +300,21 @@ def draw(plan: Plan, path: Path) -> None:
         (by_batch, "batch_size", batches, plan.batch_size),
     )
     for axes, name, values, here in panels:
-        for view, colour in zip(OBSERVERS, ("C3", "C0"), strict=True):
+        for observer, colour in zip(OBSERVERS, ("C3", "C0"), strict=True):
             plans = [dataclasses.replace(plan, **{name: value}) for value in values]
-            curve = [tried.epsilon(view, COARSE) for tried in plans]
-            axes.plot(values, curve, color=colour, marker=".", label=OBSERVER_LABELS[view])
+            curve = [tried.epsilon(observer, COARSE) for tried in plans]
+            axes.plot(values, curve, color=colour, marker=".", label=OBSERVER_LABELS[observer])
         axes.axvline(here, color="0.7", linewidth=1, zorder=0)
         axes.set(xscale="log", yscale="log", xlabel=name)
         axes.grid(alpha=0.3, which="both")
         axes.set_xticks(values)
         axes.set_xticks([], minor=True)
-        axes.xaxis.set_major_formatter("{x:.3g}")  # plain numbers, which are also drawn faster
+        axes.xaxis.set_major_formatter("{x:.3g}")  # plain numbers render faster
         axes.yaxis.set_major_formatter("{x:g}")
     by_noise.set(ylabel=f"ε at δ = {plan.delta:.2g}")
     by_noise.legend(frameon=False)
     figure.suptitle(
         f"buffer {plan.buffer_size}, batch {plan.batch_size}, noise {plan.noise_multiplier:g}, "
-        f"{plan.agents} agents, {plan.exposure} updates an episode, {plan.relation}"
+        f"{plan.agents} agents, {plan.exposure} updates per episode, {plan.relation}"
     )
     figure.savefig(path, dpi=120)

@@ -1,10 +1,10 @@
-"""Where a training's random numbers come from: a seed that anybody may know, or a secret.
+"""Derive the random keys of a training from a public seed or from a secret.
 
-All that training draws (noise, minibatches, shares, exploration, first parameters) follows from one
-key for each lane. With `seed` that key is the seed: a training can be repeated, also by whoever
-wants to take its noise off. With `os` it comes from 32 bytes of the operating system, in the file
-`secret` of the run, through ChaCha20. Evaluations follow from the seed in either case: they are not
-protected.
+Everything training draws (noise, minibatches, shares, exploration, initial parameters) derives from
+one key per lane. With `seed` that key is the seed: anyone can repeat the training, including an
+attacker who wants to subtract its noise. With `os` it derives, through ChaCha20, from 32 bytes of
+the operating system in the run's file `secret`. Evaluations derive from the seed in either case:
+they are not protected.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MEANING = {
 
 
 def source(config: Config) -> str:
-    """`os`, or `seed`: what the random numbers of a run follow from."""
+    """Return where the run's random numbers come from: `os` or `seed`."""
     return "os" if config.settings.randomness == "os" else "seed"
 
 
 def generator(config: Config) -> Any:
-    """JAX's name for the generator of the run's keys; None for JAX's own."""
+    """Return the JAX generator of the run's keys; None selects JAX's default."""
     if source(config) == "seed":
         return None
     from pevdn.privacy import chacha
@@ -47,10 +47,10 @@ def generator(config: Config) -> Any:
 
 
 def origins(config: Config, secret: bytes | None, nonce: str = "") -> Array:
-    """The key (S,) that each lane of a training begins with.
+    """Return the initial key of each lane, (S,).
 
-    The `nonce` is that of the run's ledger: a training that begins again in a copy of the directory
-    has another one.
+    `nonce` is that of the run's ledger: a training started again in a copy of the directory has a
+    different one.
     """
     import jax
     import jax.numpy as jnp
@@ -60,12 +60,12 @@ def origins(config: Config, secret: bytes | None, nonce: str = "") -> Array:
         return jax.vmap(jax.random.key)(seeds)
     from pevdn.privacy import chacha
 
-    own = chacha.key(hashlib.sha256(b"pevdn training" + secret + nonce.encode()).digest())
-    return jax.vmap(lambda seed: jax.random.fold_in(own, seed))(seeds)
+    root = chacha.key(hashlib.sha256(b"pevdn training" + secret + nonce.encode()).digest())
+    return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(seeds)
 
 
 def like_origins(config: Config) -> Any:
-    """Their shape and type alone."""
+    """Return the shape and type of `origins` without computing them."""
     import jax
 
     return jax.eval_shape(lambda: origins(config, bytes(32) if generator(config) else None))

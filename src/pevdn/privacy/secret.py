@@ -1,4 +1,4 @@
-"""32 secret bytes in a file that only its owner can read."""
+"""Keep 32 secret bytes in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SIZE = 32
 
 
 def load_or_create(path: Path) -> bytes:
-    """The bytes in the file; if there is none, new ones from the operating system, on the disk.
+    """Return the bytes in the file; create it from the operating system's generator if absent.
 
-    Nothing is drawn from a new secret before it would survive a crash. A file that anybody else
-    may read or change, or that was cut short, is refused.
+    A new secret is on the disk before this returns. A file that other users may read or change, or
+    that is truncated, is refused.
     """
     try:
         return _create(path)
@@ -36,9 +36,10 @@ def _create(path: Path) -> bytes:
 
 
 def load(path: Path) -> bytes:
+    """Return the bytes in an existing file, or raise a UsageError."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777  # of what is read, not of its name
+            mode = os.fstat(file.fileno()).st_mode & 0o777  # of the open file, not of its name
             key = file.read(SIZE + 1)
     except OSError as problem:
         raise UsageError(
@@ -47,13 +48,13 @@ def load(path: Path) -> bytes:
         ) from None
     if mode & 0o077:
         raise UsageError(
-            f"the secret {path} is open to others than its owner (mode {mode:o}) and may be "
-            f"known to them; run `chmod 600 {path}` if it is not, or else start a new training."
+            f"the secret {path} is accessible to other users (mode {mode:o}), who may know it; "
+            f"run `chmod 600 {path}` if they do not, or start a new training."
         )
     if len(key) != SIZE:
         raise UsageError(
             f"the secret {path} has {'more than ' if len(key) > SIZE else ''}"
-            f"{min(len(key), SIZE)} bytes and not {SIZE}; restore it, or remove it if training has "
-            "not begun."
+            f"{min(len(key), SIZE)} bytes instead of {SIZE}; restore it, or remove it if training "
+            "has not started."
         )
     return key

@@ -1,7 +1,7 @@
-"""Many runs that belong together: one directory, one run in it for each arm.
+"""Train the arms of an experiment: one directory with one run per arm.
 
-What is finished is left alone and what was stopped goes on, so that the same command, given again,
-always continues. A refusal that is a result is kept in the arm's `refused.txt`.
+Finished arms are skipped and stopped arms are resumed, so repeating a command always continues it.
+A refusal that counts as a result is kept in the arm's `refused.txt`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REFUSED = "refused.txt"
 
 @dataclass(frozen=True)
 class Arm:
-    """One run of an experiment, and the directory that it is in."""
+    """One run of an experiment and its directory."""
 
     name: str
     config: Config
@@ -50,7 +50,7 @@ class Arm:
 
     @property
     def refused(self) -> str | None:
-        """Why it could not be trained to the end, if that is so."""
+        """Return why training was refused, if it was."""
         file = self.path / REFUSED
         return file.read_text() if file.exists() else None
 
@@ -59,25 +59,25 @@ class Arm:
         return self.run.finished or self.refused is not None
 
     def check(self) -> None:
-        """That what is in its directory is what is wanted, or has more seeds than are."""
+        """Raise a UsageError if the directory holds anything but this run, with enough seeds."""
         if not self.begun:
             directory.refuse_taken(self.path)
             return
-        found, wanted = (_flat(config) for config in (self.run.config, self.config))
-        found["seeds"] = min(found["seeds"], wanted["seeds"])
-        if wanted["randomness"] == "auto":  # was decided when the run began
-            del wanted["randomness"]
-        others = [name for name in wanted if found[name] != wanted[name]]
-        if others:
-            told = ", ".join(f"{n}={found[n]} (wanted: {wanted[n]})" for n in others[:3])
-            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        stored, requested = (_flat(config) for config in (self.run.config, self.config))
+        stored["seeds"] = min(stored["seeds"], requested["seeds"])
+        if requested["randomness"] == "auto":  # was resolved when the run began
+            del requested["randomness"]
+        different = [name for name in requested if stored[name] != requested[name]]
+        if different:
+            first = (f"{n}={stored[n]} (requested: {requested[n]})" for n in different[:3])
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
             raise UsageError(
-                f"{self.path} holds a run with {told}{more}; ask for the same as before, or choose "
-                "another --out."
+                f"{self.path} holds a run with {', '.join(first)}{more}; repeat the command with "
+                "the same options as before, or choose another --out."
             )
 
     def train(self, observer: Observer, devices: int | str) -> None:
-        """Begin, or go on."""
+        """Start or resume training."""
         if self.begun:
             runs.resume(self.path, observer, devices=devices)
         else:
@@ -85,7 +85,7 @@ class Arm:
             runs.begin(self.config, self.path, observer, options)
 
     def command(self, devices: int | str) -> list[str]:
-        """The same in a process of its own."""
+        """Return the command that does the same in a separate process."""
         pevdn = [sys.executable, "-m", "pevdn"]
         if self.begun:
             return [*pevdn, "resume", str(self.path), f"--devices={devices}"]
@@ -101,24 +101,24 @@ class Arm:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Its metrics, of as many seeds as are wanted."""
+        """Return the metrics of the requested seeds."""
         last = self.config.seed + self.config.seeds
         return [line for line in self.run.metrics if line["seed"] < last]
 
     @property
     def steps(self) -> int:
-        """Environment steps made so far, by each seed."""
+        """Return the environment steps made so far, per seed."""
         if self.over:
             return self.config.steps
         lines = whole_lines(self.path / "metrics.jsonl")
-        made = int(from_json(lines[-1])["env_steps"]) if lines else 0
-        return min(made, self.config.steps)
+        steps = int(from_json(lines[-1])["env_steps"]) if lines else 0
+        return min(steps, self.config.steps)
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    whole = dataclasses.asdict(config)
-    settings = whole.pop("settings")
-    return {**whole, **settings}
+    fields = dataclasses.asdict(config)
+    settings = fields.pop("settings")
+    return {**fields, **settings}
 
 
 def train_all(
@@ -128,15 +128,15 @@ def train_all(
     jobs: int = 1,
     may_refuse: bool = False,
 ) -> None:
-    """Every arm that is not over yet: one after the other, or `jobs` at a time.
+    """Train every unfinished arm, one after the other or `jobs` at a time.
 
-    With `may_refuse`, an arm whose messages do not fit has that as its result.
+    With `may_refuse`, a message that does not fit is the arm's result instead of an error.
     """
     for arm in arms:
         arm.check()
     todo = [arm for arm in arms if not arm.over]
     if len(todo) < len(arms):
-        observer.note(f"{len(arms) - len(todo)} of {len(arms)} arms are finished already.")
+        observer.note(f"{len(arms) - len(todo)} of {len(arms)} arms are already finished.")
     if jobs > 1 and len(todo) > 1:
         _side_by_side(arms, todo, observer, devices, jobs)
     overall = _Overall(arms, observer)
@@ -147,10 +147,7 @@ def train_all(
         try:
             arm.train(overall, devices)
         except Interrupted:
-            raise Interrupted(
-                f"stopped in {arm.name}, {overall.place}; everything is saved, and the same "
-                "command goes on."
-            ) from None
+            raise _stopped(f"{arm.name}, {overall.place}") from None
         except MessageRefused as reason:
             if not may_refuse:
                 raise
@@ -158,29 +155,33 @@ def train_all(
             observer.note(f"{arm.name}: {reason}")
 
 
+def _stopped(where: str) -> Interrupted:
+    return Interrupted(f"stopped in {where}; everything is saved, repeat the command to continue.")
+
+
 class _Clock:
-    """How long all arms will still take, judging by what was made since it was started."""
+    """Estimates the remaining time of all arms from the steps made since it started."""
 
     def __init__(self, arms: Sequence[Arm]) -> None:
         self.total = sum(arm.config.steps for arm in arms)
         self.first = sum(arm.steps for arm in arms)
         self.began = time.monotonic()
-        self.starting: list[float] = []  # seconds that arms took until their first step
+        self.starting: list[float] = []  # seconds from start to first step, by arm
 
     def left(self, steps: int, to_start: int = 0) -> str:
-        """After so many steps of all arms, with so many arms still to be started."""
+        """Return the estimate after `steps` of all arms, with `to_start` arms not yet started."""
         starting = sum(self.starting)
         made, took = steps - self.first, time.monotonic() - self.began - starting
         if made <= 0:
             return ""
         seconds = (self.total - steps) * took / made
         minutes = (seconds + to_start * starting / max(1, len(self.starting))) / 60
-        told = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"
-        return f"all of it: about {told} left"
+        rest = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"
+        return f"all arms: about {rest} left"
 
 
 class _Overall:
-    """An observer of one arm that also tells where the whole stands."""
+    """Reports the progress of one arm together with that of all arms."""
 
     def __init__(self, arms: Sequence[Arm], inner: Observer) -> None:
         self.arms, self.inner = arms, inner
@@ -217,9 +218,9 @@ class _Overall:
 def _side_by_side(
     arms: Sequence[Arm], todo: Sequence[Arm], observer: Observer, devices: int | str, jobs: int
 ) -> None:
-    """Each in a process of its own, whose words go to ARM.log beside its directory.
+    """Train each arm in a separate process, whose output goes to ARM.log beside its directory.
 
-    An arm that fails is left as it is: tried once more by itself, it says why.
+    A failed arm is left unfinished; the caller then trains it in this process and sees its error.
     """
     waiting, working = list(todo), dict[Arm, subprocess.Popen[bytes]]()
     clock, shown = _Clock(arms), -1
@@ -241,18 +242,17 @@ def _side_by_side(
         finally:
             observer.stop()
             for process in working.values():
-                process.terminate()  # asks it to save and stop
+                process.terminate()  # requests a checkpoint and exit
             for process in working.values():
                 process.wait()
     if stop:
-        names = ", ".join(arm.name for arm in working) or "no arm"
-        raise Interrupted(f"stopped in {names}; everything is saved, and the same command goes on.")
+        raise _stopped(", ".join(arm.name for arm in working) or "no arm")
 
 
 def _start(arm: Arm, devices: int | str) -> subprocess.Popen[bytes]:
     source = str(Path(runs.__file__).parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    # A process must not take the whole GPU for itself; one that is set otherwise stays so.
+    # Processes share the GPU unless the user configured preallocation.
     env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path}
     arm.path.parent.mkdir(parents=True, exist_ok=True)
     with arm.path.with_name(f"{arm.name}.log").open("ab") as log:
@@ -262,12 +262,12 @@ def _start(arm: Arm, devices: int | str) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             env=env,
-            process_group=0,  # Ctrl-C is for us alone: a second one would make it forget to save
+            process_group=0,  # keep Ctrl-C from children: a second signal would skip saving
         )
 
 
 def _standing(arm: Arm) -> str:
-    """`vdn 0.85`: the newest win rate, mean over seeds."""
+    """Return `vdn 0.85`: the newest win rate, mean over seeds."""
     lines = arm.run.metrics[-arm.config.seeds :]
     if not lines:
         return f"{arm.name} …"

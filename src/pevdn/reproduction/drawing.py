@@ -1,4 +1,4 @@
-"""What the pictures share."""
+"""Elements that the figures share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pevdn.reproduction.measure import Row
 
 
 def errors(axes: Any, x: Sequence[float], rows: Sequence[Row], colour: str, label: str) -> None:
-    """Win rates with their intervals, joined by a line."""
+    """Plot win rates with their intervals, joined by a line."""
     rates = [row["win_rate"] for row in rows]
     axes.plot(x, rates, "o-", color=colour, label=label)
     for place, row in zip(x, rows, strict=True):
@@ -19,12 +19,12 @@ def errors(axes: Any, x: Sequence[float], rows: Sequence[Row], colour: str, labe
 
 
 def style(figure: Any, axes: Any, arms: Sequence[Arm]) -> None:
-    """A picture of a study: its frame, and what it is of."""
+    """Style the figure of a study and give it a title."""
     clear(axes)
     config = arms[0].config
-    many = f"{config.seeds} seeds, 95 % bootstrap intervals" if config.seeds > 1 else "one seed"
+    seeds = f"{config.seeds} seeds, 95 % bootstrap intervals" if config.seeds > 1 else "one seed"
     worlds = dict.fromkeys(arm.config.env for arm in arms)
-    figure.suptitle(f"{', '.join(worlds)}: {config.steps:,} steps, {many}", fontsize=10.5)
+    figure.suptitle(f"{', '.join(worlds)}: {config.steps:,} steps, {seeds}", fontsize=10.5)
 
 
 def clear(axes: Any) -> None:
@@ -33,7 +33,7 @@ def clear(axes: Any) -> None:
 
 
 def legend(axes: Any, *more: Any, columns: int = 3) -> None:
-    """Below the axes, where it hides nothing."""
+    """Place the legend below the axes."""
     handles = [*axes.get_legend_handles_labels()[0], *more]
     axes.legend(
         handles=handles,

@@ -1,7 +1,7 @@
-"""From finished runs to the figures of a table: how well, how soon, how private, at what traffic.
+"""Measure finished runs: win rate, speed, privacy and traffic.
 
-A run may have several models: the one that trains and others that would be released instead (its
-anchor, averaged parameters). Before a seed has such a model its win rate counts as 0, as in the
+A run may have several models: the one that trains and others that may be released instead (its
+anchor, averaged parameters). Until a seed has such a model its win rate counts as 0, as in the
 paper.
 """
 
@@ -37,13 +37,13 @@ class Curves:
     values: NDArray[Any]  # (S, K)
 
     def upto(self, steps: float) -> Curves:
-        """What was known after so many steps, but two evaluations at least."""
+        """Return the part up to `steps`, with at least two evaluations."""
         known = max(2, int(np.searchsorted(self.steps, steps, side="right")))
         return Curves(self.steps[:known], self.values[:, :known])
 
     @property
     def smooth(self) -> NDArray[Any]:
-        """(S, K), each the mean of the last five evaluations."""
+        """Return the moving mean over five evaluations, (S, K)."""
         sums = np.cumsum(np.pad(self.values, ((0, 0), (SMOOTH, 0))), axis=1)
         counts = np.minimum(np.arange(1, len(self.steps) + 1), SMOOTH)
         return (sums[:, SMOOTH:] - sums[:, :-SMOOTH]) / counts
@@ -55,53 +55,53 @@ class Curves:
 
     @property
     def area(self) -> NDArray[Any]:
-        """(S,) area under the curve, as a fraction of the largest possible."""
+        """Return the area under the curve as a fraction of the largest possible, (S,)."""
         return np.trapezoid(self.values, self.steps, axis=1) / self.steps[-1]
 
     @property
     def reached(self) -> NDArray[Any]:
-        """(S,) steps until the moving mean first reached the goal; infinite if it never did."""
+        """Return the steps until the moving mean first reaches the goal, (S,); inf if never."""
         there = self.smooth >= GOAL
         return np.where(there.any(1), self.steps[there.argmax(1)], math.inf)
 
 
 def curves_of(config: Config, lines: Lines) -> dict[str, Curves]:
-    """By model, in the order of the lines of metrics.jsonl."""
+    """Return curves by model, in the order of the keys in metrics.jsonl."""
     seeds = list(by_seed(lines).values())
-    rounds = min(len(own) for own in seeds)
-    steps = np.minimum(np.arange(rounds) * config.settings.eval_every, config.steps)
+    evaluations = min(len(own) for own in seeds)
+    steps = np.minimum(np.arange(evaluations) * config.settings.eval_every, config.steps)
     models = [name for name in lines[0] if name.startswith("win_rate")]
     return {
         model.removeprefix("win_rate").lstrip("_") or RUNNING: Curves(
-            steps, np.array([[line[model] or 0.0 for line in own[:rounds]] for own in seeds])
+            steps, np.array([[line[model] or 0.0 for line in own[:evaluations]] for own in seeds])
         )
         for model in models
     }
 
 
 def released(models: Collection[str]) -> str:
-    """Which of some models a team would be sent out with."""
+    """Return which of the models a run releases."""
     return next(model or RUNNING for model in MODELS if (model or RUNNING) in models)
 
 
 def published(name: str | None) -> Curves | None:
-    """A curve of the paper, one run."""
-    found = paper.curve(name) if name is not None else None
-    return found and Curves(np.array(found.steps), np.array([found.win_rate]))
+    """Return a curve of the paper, one run; None if it has none of that name."""
+    curve = paper.curve(name) if name is not None else None
+    return curve and Curves(np.array(curve.steps), np.array([curve.win_rate]))
 
 
 # ---- rows -----------------------------------------------------------------------------------
 
 
 def learning(curves: Curves, vdn: Curves | None) -> Row:
-    """How well and how soon; intervals are over seeds."""
+    """Return win rate and speed, with intervals over seeds."""
     row: Row = {"win_rate_by_seed": curves.final.tolist()}
     row |= _with_interval("win_rate", curves.final)
     row["win_rate_iqm"] = float(statistics.iqm(curves.final))
     if vdn is not None:
         whole = vdn.final.mean()
         row["share_of_vdn"] = float(curves.final.mean() / whole) if whole else None
-        own = curves is vdn  # of itself it is all, however the seeds fall
+        own = curves is vdn  # of itself it is 100 %, without an interval
         bounds = (1.0, 1.0) if own else statistics.ratio_interval(curves.final, vdn.final)
         row["share_of_vdn_low"], row["share_of_vdn_high"] = map(_plain, bounds or (None, None))
     row |= _with_interval("area", curves.area)
@@ -122,7 +122,7 @@ def _plain(value: Any) -> float | None:
 
 
 def setting(config: Config, lines: Lines) -> Row:
-    """What was trained, and how often it learnt."""
+    """Return the configuration, and the numbers of episodes and updates."""
     from pevdn import worlds
     from pevdn.exchange.secret_shared import Code
 
@@ -141,7 +141,7 @@ def setting(config: Config, lines: Lines) -> Row:
 
 
 def privacy(arm: Arm) -> Row:
-    """ε from the books of the run, the largest of its seeds, beside what Theorem 1 would claim."""
+    """Return ε from the run's ledger, the largest of its seeds, and the claim of Theorem 1."""
     if not arm.config.private:
         return {}
     from pevdn.privacy.ledger import Ledger
@@ -163,11 +163,11 @@ def privacy(arm: Arm) -> Row:
 
 
 def traffic(config: Config, lines: Lines) -> Row:
-    """What one agent sends in the whole training of one seed, mean over seeds and agents.
+    """Return what one agent sends in the training of one seed, mean over seeds and agents.
 
     A message is one 32-bit number for one step of one sampled episode. In the clear it goes to all
-    n − 1 teammates; shared, n − 1 shares go out and then the partial sum to n − 1 teammates. To a
-    central node every step goes once, as it is stored: observation, available actions (one bit
+    n − 1 teammates; secret-shared, n − 1 shares and then the partial sum go to n − 1 teammates. A
+    central node receives every step once, as it is stored: observation, available actions (one bit
     each) and action (two bytes).
     """
     from pevdn import worlds
@@ -187,10 +187,10 @@ def traffic(config: Config, lines: Lines) -> Row:
 
 
 def sampled_steps(config: Config, lines: Lines) -> float:
-    """How many steps of episodes one seed's updates were about: expected, given what was played.
+    """Return the expected number of episode steps sampled by one seed's updates.
 
-    Between two evaluations every update draws from the episodes then in the buffer, whose mean
-    length follows from the steps that were played. Sizes of minibatches are exact if uniform.
+    Between two evaluations every update samples the episodes then in the buffer, whose mean length
+    follows from the steps played. Minibatch sizes are exact for uniform sampling.
     """
     played, steps, updates = (
         np.array([line[name] for line in lines], float)
@@ -211,20 +211,20 @@ def table(
     original: Callable[[str, str], str | None],
     baselines: Callable[[str], Sequence[str]],
 ) -> list[Row]:
-    """A row for each model of each finished arm.
+    """Return one row per model of each finished arm.
 
-    `original` says what the paper calls an arm's model, `baselines` which arms are VDNs that it is
-    held against: the best of them. The paper's figures are those after as many steps as ours.
+    `original` returns the paper's name for an arm's model, `baselines` the VDN arms it is compared
+    with: the best of them counts. The paper's figures are taken after the same number of steps.
     """
-    found = {
+    finished = {
         arm.name: (arm, lines := arm.lines, curves_of(arm.config, lines))
         for arm in arms
         if arm.run.finished
     }
     rows = []
-    for name, (arm, lines, models) in found.items():
+    for name, (arm, lines, models) in finished.items():
         shared = {**setting(arm.config, lines), **privacy(arm), **traffic(arm.config, lines)}
-        vdns = {n: found[n][2][RUNNING] for n in baselines(name) if n in found}
+        vdns = {n: finished[n][2][RUNNING] for n in baselines(name) if n in finished}
         best = max(vdns, key=lambda n: float(vdns[n].final.mean()), default=None)
         shared["baseline"] = best
         vdn = vdns[best] if best is not None else None

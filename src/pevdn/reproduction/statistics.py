@@ -1,7 +1,7 @@
-"""How sure a few seeds make us: means, interquartile means, and bootstrap intervals.
+"""Statistics over seeds: interquartile means and bootstrap intervals.
 
-Values have the seeds along their first axis. Intervals are 95 % percentile intervals over
-resampled seeds, always the same for the same values. With few seeds they are somewhat too narrow.
+Seeds are the first axis of all values. Intervals are 95 % percentile bootstrap intervals over
+seeds, deterministic for equal values. With few seeds they are somewhat too narrow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Statistic = Callable[..., Any]  # of an array, along axis=…
 
 
 def iqm(values: ArrayLike, axis: int = 0) -> Any:
-    """The interquartile mean: of the middle half, so that one odd seed counts for nothing."""
+    """Return the interquartile mean: the mean of the middle half, robust to outliers."""
     ordered = np.sort(np.asarray(values, float), axis)
     count = ordered.shape[axis]
     middle = np.arange(count // 4, count - count // 4)
@@ -26,7 +26,7 @@ def iqm(values: ArrayLike, axis: int = 0) -> Any:
 
 
 def interval(values: ArrayLike, statistic: Statistic = np.mean) -> tuple[Any, Any] | None:
-    """Of a statistic over seeds, for values (S, ...); None for a single seed."""
+    """Return the interval of a statistic of values (S, ...); None for a single seed."""
     values = np.asarray(values, float)
     if len(values) < 2:
         return None
@@ -34,7 +34,7 @@ def interval(values: ArrayLike, statistic: Statistic = np.mean) -> tuple[Any, An
 
 
 def ratio_interval(above: ArrayLike, below: ArrayLike) -> tuple[Any, Any] | None:
-    """Of mean(above) / mean(below), two groups of seeds that have nothing to do with each other."""
+    """Return the interval of mean(above) / mean(below) for two independent groups of seeds."""
     above, below = np.asarray(above, float), np.asarray(below, float)
     if len(above) < 2 or len(below) < 2:
         return None
@@ -44,7 +44,7 @@ def ratio_interval(above: ArrayLike, below: ArrayLike) -> tuple[Any, Any] | None
 
 
 def _resampled(values: NDArray[Any], stream: int) -> NDArray[Any]:
-    """(R, S, ...): drawn with replacement, R times; in whichever order the seeds come."""
+    """Resample with replacement, (R, S, ...); independent of the order of seeds."""
     count = len(values)
     draws = np.random.default_rng((stream, count)).integers(count, size=(RESAMPLES, count))
     drawn: NDArray[Any] = np.sort(values, axis=0)[draws]

@@ -1,4 +1,4 @@
-"""Win rate against ε of the team view, the proven one; that of the agent view beside it."""
+"""Study of privacy: win rate against the proven ε team, with the conditional ε agent beside it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from pevdn.config import presets
 from pevdn.reproduction import measure, paper
 from pevdn.reproduction.campaign import Arm
 from pevdn.reproduction.drawing import errors, legend, style
+from pevdn.reproduction.experiment import VDNS, Request, released_rows
 from pevdn.reproduction.measure import Row
-from pevdn.reproduction.targets import VDNS, Wanted, among
 
 NAME, TITLE = "privacy", "Win rate against ε"
 ENV, RECIPE = "smax-sc2:3m", "team-8"
 SEEDS, STEPS = 8, 400_000
 QUICK_SEEDS, QUICK_STEPS = 1, 50_000
-EPSILONS = (1, 2, 4, 8, 16)  # of the team view
+EPSILONS = (1, 2, 4, 8, 16)  # for the team observer
 QUICK = (1, 4, 16)
 COLOURS = {"team": "#D55E00", "agent": "#0072B2"}
-LABELS = {"team": "team view", "agent": "agent view (conditional)"}
+LABELS = {"team": "ε team", "agent": "ε agent (conditional)"}
 
 
-def arms(wanted: Wanted) -> list[Arm]:
-    """The noise multiplier for each ε, everything else as in the recipe; and VDN."""
+def arms(request: Request) -> list[Arm]:
+    """Return VDN and one arm per ε: the recipe with its noise multiplier changed."""
     from pevdn import worlds
     from pevdn.privacy.planner import Plan, smallest_noise
 
-    recipe = wanted.arm(RECIPE, ENV, None, preset=RECIPE).config
-    plan, found = Plan.of(recipe, worlds.team_size(recipe.env)), wanted.vdns(ENV, RECIPE)
-    for epsilon in QUICK if wanted.quick else EPSILONS:
+    recipe = request.arm(RECIPE, ENV, None, preset=RECIPE).config
+    plan, arms = Plan.of(recipe, worlds.team_size(recipe.env)), request.vdn_arms(ENV, RECIPE)
+    for epsilon in QUICK if request.quick else EPSILONS:
         noise = smallest_noise(plan, epsilon, "team").noise_multiplier
         name = f"team-{epsilon:g}"
-        found.append(wanted.arm(name, ENV, None, preset=RECIPE, noise_multiplier=noise))
-    return found
+        arms.append(request.arm(name, ENV, None, preset=RECIPE, noise_multiplier=noise))
+    return arms
 
 
-def left_out(wanted: Wanted) -> list[str]:
-    return ["ε team of 2 and 8"] if wanted.quick else []
+def left_out(request: Request) -> list[str]:
+    return ["ε team of 2 and 8"] if request.quick else []
 
 
 def original(arm: str, model: str) -> str | None:
@@ -50,8 +50,8 @@ def baselines(arm: str) -> Sequence[str]:
 
 
 def _vdn(rows: Sequence[Row]) -> Row:
-    """The better one."""
-    return max(among(rows, *VDNS), key=lambda row: row["win_rate"])
+    """Return the row of the better VDN."""
+    return max(released_rows(rows, *VDNS), key=lambda row: row["win_rate"])
 
 
 def _private(rows: Sequence[Row]) -> list[Row]:
@@ -59,21 +59,21 @@ def _private(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
-    """Every arm is a point for each view, at the ε of its ledger."""
+    """Plot each arm as one point per observer, at the ε of its ledger."""
     figure.set_size_inches(7.5, 5)
     axes = figure.add_subplot()
     low, high = EPSILONS[0] * 0.8, EPSILONS[-1] * 1.4
-    for view, colour in COLOURS.items():
-        key = f"epsilon_{view}"
+    for observer, colour in COLOURS.items():
+        key = f"epsilon_{observer}"
         points = sorted((r for r in _private(rows) if low <= r[key] <= high), key=lambda r: r[key])
         if points:
-            errors(axes, [r[key] for r in points], points, colour, f"ours, {LABELS[view]}")
+            errors(axes, [r[key] for r in points], points, colour, f"ours, {LABELS[observer]}")
     vdn = _vdn(rows)
     axes.axhline(vdn["win_rate"], color="0.35", linewidth=1, label="our VDN")
     anchor = measure.published("pe-vdn-c-anchor")
     assert anchor is not None
     rate, (least, most) = float(anchor.final.mean()), paper.CORRECTED
-    claimed, corrected = (f"the paper, agent view, {x}" for x in ("as claimed", "corrected"))
+    claimed, corrected = (f"the paper, ε agent, {x}" for x in ("as claimed", "corrected"))
     black = {"color": "black", "zorder": 4}
     axes.plot([paper.EPSILON], [rate], "*", markersize=11, label=claimed, **black)
     axes.plot([least, most], [rate] * 2, "|-", linewidth=2.5, label=corrected, **black)
@@ -85,35 +85,35 @@ def draw(figure: Any, arms: Sequence[Arm], rows: Sequence[Row]) -> None:
     style(figure, axes, arms)
 
 
-def words(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
+def conclusions(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
     vdn = _vdn(rows)["win_rate"]
-    told = [
+    sentences = [
         f"Every private arm is the recipe {RECIPE} with another noise multiplier; nothing was "
-        f"tuned again. VDN wins {vdn:.3f}. An arm's ε of both views is from its ledger; that of "
-        "the team view is proven, that of the agent view conditional."
+        f"tuned again. VDN has win rate {vdn:.3f}. Both ε of an arm are from its ledger; ε team is "
+        "proven, ε agent is conditional."
     ]
-    for view in COLOURS:
-        key = f"epsilon_{view}"
+    for observer in COLOURS:
+        key = f"epsilon_{observer}"
         reached = [row for row in _private(rows) if row["win_rate"] >= measure.GOAL * vdn]
         if vdn == 0 or not reached:
-            told.append(f"No arm kept 80 % of VDN, whatever its ε in the {view} view.")
+            sentences.append(f"No arm kept 80 % of VDN, whatever its ε {observer}.")
             continue
         least = min(reached, key=lambda row: row[key])
-        told.append(
-            f"The smallest ε in the {view} view at which 80 % of VDN were kept is "
+        sentences.append(
+            f"The smallest ε {observer} at which an arm kept 80 % of VDN is "
             f"{least[key]:.2f} ({least['arm']}, {least['share_of_vdn']:.0%})."
         )
     ordered = sorted(_private(rows), key=lambda row: row["noise_multiplier"])
     best = max(ordered, key=lambda row: row["win_rate"], default=None)
     if best is not None and math.isfinite(best["epsilon_team"]):
-        told.append(
+        sentences.append(
             f"The best is {best['arm']} with {best['win_rate']:.3f} at ε team "
             f"{best['epsilon_team']:.2f} (agent, conditional: {best['epsilon_agent']:.2f})."
         )
-    told.append(
-        f"The paper's point is of the agent view at δ {paper.DELTA}: where it claims to be by "
-        f"Theorem 1 (ε {paper.EPSILON:.2f}), and where its settings are if all updates that happen "
-        f"are counted ({paper.CORRECTED[0]} to {paper.CORRECTED[1]}), which is conditional, too. "
-        "It was one run, in StarCraft II."
+    sentences.append(
+        f"The paper's point is ε agent at δ {paper.DELTA}: as it claims by Theorem 1 (ε "
+        f"{paper.EPSILON:.2f}), and as its settings give if all updates that happen are counted "
+        f"({paper.CORRECTED[0]} to {paper.CORRECTED[1]}), which is conditional, too. It is one "
+        "run, in StarCraft II."
     )
-    return told
+    return sentences

@@ -1,4 +1,4 @@
-"""The table as Markdown, and what has to be said beside it."""
+"""Write the results as Markdown, with their caveats."""
 
 from __future__ import annotations
 
@@ -6,60 +6,61 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pevdn.reproduction import default_directory, paper
+from pevdn.reproduction.experiment import Request
 from pevdn.reproduction.measure import Row
-from pevdn.reproduction.targets import Wanted
 
 NONE = "–"
 
 
-def command(wanted: Wanted, study: str | None) -> str:
-    """What to type for the same again; in Python, if the command line cannot ask for it."""
-    if wanted.env or wanted.settings:
-        given = {"study": study, "seeds": wanted.seeds, "steps": wanted.steps, "env": wanted.env}
-        given |= {"quick": wanted.quick or None, "out": str(wanted.out), **wanted.settings}
-        told = (f"{name}={value!r}" for name, value in given.items() if value is not None)
-        return f"pevdn.reproduce({', '.join(told)})"
-    words = ["pevdn reproduce", f"--seeds {wanted.seeds}", f"--steps {wanted.steps}"]
-    words += [f"--study {study}"] * (study is not None) + ["--quick"] * wanted.quick
-    if wanted.out != default_directory(study, wanted.quick):
-        words.append(f"--out {wanted.out}")
+def command(request: Request, study: str | None) -> str:
+    """Return the command that repeats the experiment, in Python if the CLI has no such options."""
+    if request.env or request.settings:
+        options = {name: getattr(request, name) for name in ("seeds", "steps", "env")}
+        options |= {"quick": request.quick or None, "out": str(request.out), **request.settings}
+        options = {"study": study} | options
+        arguments = (f"{name}={value!r}" for name, value in options.items() if value is not None)
+        return f"pevdn.reproduce({', '.join(arguments)})"
+    words = ["pevdn reproduce", f"--seeds {request.seeds}", f"--steps {request.steps}"]
+    words += [f"--study {study}"] * (study is not None) + ["--quick"] * request.quick
+    if request.out != default_directory(study, request.quick):
+        words.append(f"--out {request.out}")
     return " ".join(words)
 
 
-def left_out(wanted: Wanted, seeds: int, steps: int) -> list[str]:
-    """What a quick experiment has less of."""
-    told = []
-    if wanted.seeds < seeds:
-        told.append(f"{wanted.seeds} seed{'s' * (wanted.seeds > 1)} instead of {seeds}")
-    if wanted.steps < steps:
-        told.append(f"{wanted.steps:,} steps instead of {steps:,}")
-    return told
+def left_out(request: Request, seeds: int, steps: int) -> list[str]:
+    """Return what a quick experiment reduces."""
+    reduced = []
+    if request.seeds < seeds:
+        reduced.append(f"{request.seeds} seed{'s' * (request.seeds > 1)} instead of {seeds}")
+    if request.steps < steps:
+        reduced.append(f"{request.steps:,} steps instead of {steps:,}")
+    return reduced
 
 
-def reservations(rows: Sequence[Row], wanted: Wanted) -> list[str]:
-    """What keeps figures from being results."""
-    told = []
+def caveats(rows: Sequence[Row], request: Request) -> list[str]:
+    """Return the reasons why figures are not results."""
+    sentences = []
     for row in rows:
         if row["updates"] == 0 and row["released"]:
-            told.append(
-                f"{row['arm']} made no update: it begins to learn after {row['learning_starts']:,} "
+            sentences.append(
+                f"{row['arm']} made no update: learning starts after {row['learning_starts']:,} "
                 f"episodes, and {row['episodes']:,.0f} were played."
             )
-    if wanted.quick:
-        told.append(
-            "These are no results: a quick experiment shows that everything runs, and its figures "
-            "are of too few steps and seeds to be quoted or compared with the paper's."
+    if request.quick:
+        sentences.append(
+            "These are not results: a quick experiment shows that everything runs, but has too few "
+            "steps and seeds to be quoted or compared with the paper."
         )
-    elif wanted.seeds == 1:
-        told.append("One seed shows no spread, so that there are no intervals.")
-    return told
+    elif request.seeds == 1:
+        sentences.append("One seed has no spread, so there are no intervals.")
+    return sentences
 
 
 # ---- cells ----------------------------------------------------------------------------------
 
 
 def rate(row: Row, name: str, form: str = ".3f") -> str:
-    """`0.921 [0.912, 0.930]`, without an interval if there is none."""
+    """Return `0.921 [0.912, 0.930]`, without the interval if there is none."""
     value, low, high = (row.get(f"{name}{x}") for x in ("", "_low", "_high"))
     if value is None:
         return NONE
@@ -67,8 +68,8 @@ def rate(row: Row, name: str, form: str = ".3f") -> str:
     return f"{value:{form}}{bounds}"
 
 
-def soon(row: Row) -> str:
-    """`150,000 (8 of 8)`."""
+def steps_to_goal(row: Row) -> str:
+    """Return `150,000 (8 of 8)`."""
     seeds = len(row["win_rate_by_seed"])
     median = "never" if row["steps_to_80"] is None else f"{row['steps_to_80']:,.0f}"
     return f"{median} ({row['seeds_at_80']} of {seeds})"
@@ -86,19 +87,19 @@ def amount(value: float) -> str:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The content of table.md."""
+    """Return the content of table.md."""
     rows, versions = document["rows"], document["versions"]
     arms = [row for row in rows if row["released"]]
     parts = [
         f"# {document['title']}",
         f"`{document['command']}`, {document['date']}, {document['device']}, "
         f"pevdn {versions['pevdn']}, jax {versions['jax']}, Python {versions['python']}; "
-        f"{document['training_hours']:.2f} hours of training in all.",
+        f"{document['training_hours']:.2f} hours of training in total.",
     ]
     if document["left_out"]:
-        parts.append(f"Left out: {'; '.join(document['left_out'])}. **These are no results.**")
+        parts.append(f"Left out: {'; '.join(document['left_out'])}. **These are not results.**")
     parts += [
-        "## How well, and how soon",
+        "## Win rate and speed",
         _table(
             [
                 *("arm", "model", "win rate", "paper", "share of VDN", "paper"),
@@ -108,11 +109,11 @@ def markdown(document: dict[str, Any]) -> str:
         ),
         "*Win rate*: mean over the evaluations of the last 100,000 steps (the last quarter of a "
         "shorter run), then over seeds; [95 % bootstrap interval over seeds]. *Area*: under the "
-        "curve, 1 at most. *Steps to 80 %*: until the mean of five evaluations is 0.8; median over "
-        "seeds, and how many got there. *Share of VDN*: our recipe's is of the better of `vdn` and "
-        "`vdn-ours`, which has our recipe's network. *Paper*: its one run, after as many "
-        "steps. A model that a seed does not have yet wins 0.",
-        "## How private, and at what traffic",
+        "curve, at most 1. *Steps to 80 %*: until the mean of five evaluations reaches 0.8; median "
+        "over seeds, and how many reached it. *Share of VDN*: for our recipe, of the better of "
+        "`vdn` and `vdn-ours`, which has our recipe's network. *Paper*: its single run, after the "
+        "same number of steps. A model that a seed does not have yet counts as win rate 0.",
+        "## Privacy and traffic",
         _table(
             [
                 *("arm", "ε team", "δ", "ε agent (conditional)", "Theorem 1 would claim"),
@@ -120,26 +121,25 @@ def markdown(document: dict[str, Any]) -> str:
             ],
             (_cost(row) for row in arms),
         ),
-        "ε is what the run's ledger says at its end, the largest of the seeds; ∞ without "
-        "differential privacy. ε team is proven; ε agent is conditional and in general no bound. "
-        "Theorem 1 is about the agent view, not sound for a buffer throughput above 1, and shown "
-        "for comparison; the paper claims its ε by it. "
-        "*Sent*: by one agent in the training of one seed. A message "
-        "is one 32-bit number for a step of a sampled episode; the number of these is computed "
-        "from updates, batch size and the lengths of the episodes in the buffer, not counted one "
-        "by one. `vdn`: every step once to the central node. Indices, rewards and the framing of "
-        "packets are not included.",
+        "ε is from the run's ledger at its end, the largest of the seeds; ∞ without differential "
+        "privacy. ε team is proven; ε agent is conditional and in general no bound. Theorem 1 is "
+        "about the agent observer, not sound for a buffer throughput above 1, and shown for "
+        "comparison; the paper claims its ε by it. *Sent*: by one agent in the training of one "
+        "seed. A message is one 32-bit number for a step of a sampled episode; the number of "
+        "messages is computed from updates, batch size and the lengths of the episodes in the "
+        "buffer, not counted one by one. `vdn`: every step once to the central node. Indices, "
+        "rewards and packet framing are not included.",
     ]
     if document["refused"]:
         parts += ["## Refused", *(f"- {k}: {v}" for k, v in document["refused"].items())]
-    parts += ["## In words", "\n".join(f"- {sentence}" for sentence in document["words"])]
+    parts += ["## Conclusions", "\n".join(f"- {sentence}" for sentence in document["words"])]
     return "\n\n".join(parts) + "\n"
 
 
 def _learning(row: Row) -> list[str]:
     original = row.get("paper")
 
-    def theirs(name: str, form: str) -> str:
+    def published(name: str, form: str) -> str:
         value = original[name] if original is not None else None
         return NONE if value is None else f"{value:{form}}"
 
@@ -147,13 +147,13 @@ def _learning(row: Row) -> list[str]:
         row["arm"],
         row["model"],
         rate(row, "win_rate"),
-        theirs("win_rate", ".3f"),
+        published("win_rate", ".3f"),
         rate(row, "share_of_vdn", ".0%"),
-        theirs("share_of_vdn", ".0%"),
+        published("share_of_vdn", ".0%"),
         rate(row, "area"),
-        theirs("area", ".3f"),
-        soon(row),
-        NONE if original is None else soon(original).partition(" ")[0],
+        published("area", ".3f"),
+        steps_to_goal(row),
+        NONE if original is None else steps_to_goal(original).partition(" ")[0],
     ]
 
 

@@ -1,4 +1,4 @@
-"""Recording episodes while they are played: time first while writing, episodes first when stored.
+"""Recording episodes inside a compiled program: time first while writing, episodes first when kept.
 
 Shapes: T steps, S lanes, N agents of one kind, E episodes side by side.
 """
@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.agent.replay import Episode
-from pevdn.simulation.team import Team
+from pevdn.simulation.team import TeamLayout
 
-Views = tuple[tuple[Array, ...], tuple[Array, ...]]  # observations and available actions, by kind
+Inputs = tuple[tuple[Array, ...], tuple[Array, ...]]  # observations and available actions, by kind
 
 
-def blank(team: Team, T: int, S: int, E: int) -> tuple[Episode, ...]:
+def blank(team: TeamLayout, T: int, S: int, E: int) -> tuple[Episode, ...]:
     """Room for a recording, by kind: (T + 1, S, N, E, ...)."""
-    tapes = []
+    recordings = []
     for kind in team.kinds:
         where = (S, len(kind.members), E)
-        tapes.append(
+        recordings.append(
             Episode(
                 observations=jnp.zeros((T + 1, *where, kind.spec.observation_size)),
                 available=jnp.zeros((T + 1, *where, kind.spec.n_actions), bool),
@@ -29,60 +29,54 @@ def blank(team: Team, T: int, S: int, E: int) -> tuple[Episode, ...]:
                 length=jnp.zeros(where, jnp.int32),
             )
         )
-    return tuple(tapes)
+    return tuple(recordings)
 
 
-def write_first(tapes: tuple[Episode, ...], views: Views) -> tuple[Episode, ...]:
-    """Record what was seen before the first action."""
+def write_first(recordings: tuple[Episode, ...], inputs: Inputs) -> tuple[Episode, ...]:
+    """Record what each agent sees before its first action."""
     return tuple(
-        tape._replace(
-            observations=tape.observations.at[0].set(seen),
-            available=tape.available.at[0].set(open_),
+        recording._replace(
+            observations=recording.observations.at[0].set(seen),
+            available=recording.available.at[0].set(open_),
         )
-        for tape, seen, open_ in zip(tapes, *views, strict=True)
+        for recording, seen, open_ in zip(recordings, *inputs, strict=True)
     )
 
 
 def write(
-    tapes: tuple[Episode, ...],
+    recordings: tuple[Episode, ...],
     t: Array,
-    views: Views,
+    inputs: Inputs,
     actions: tuple[Array, ...],
     reward: Array,
     ended: Array,
     alive: Array,
 ) -> tuple[Episode, ...]:
-    """Record step t: what was done, and what was seen after it. Zeros once an episode is over.
+    """Record step t: the actions, and what each agent sees after them. Zeros after the end.
 
     `reward`, `ended` (by the game) and `alive` (still going before this step) are (S, E).
     """
     on = alive[:, None, :]  # (S, 1, E)
     return tuple(
-        tape._replace(
-            observations=tape.observations.at[t + 1].set(seen * on[..., None]),
-            available=tape.available.at[t + 1].set(open_ & on[..., None]),
-            actions=tape.actions.at[t].set((action * on).astype(jnp.int16)),
-            rewards=tape.rewards.at[t].set(jnp.broadcast_to(reward[:, None], action.shape)),
-            terminal=tape.terminal.at[t].set(jnp.broadcast_to(ended[:, None], action.shape)),
+        recording._replace(
+            observations=recording.observations.at[t + 1].set(seen * on[..., None]),
+            available=recording.available.at[t + 1].set(open_ & on[..., None]),
+            actions=recording.actions.at[t].set((action * on).astype(jnp.int16)),
+            rewards=recording.rewards.at[t].set(jnp.broadcast_to(reward[:, None], action.shape)),
+            terminal=recording.terminal.at[t].set(jnp.broadcast_to(ended[:, None], action.shape)),
         )
-        for tape, seen, open_, action in zip(tapes, *views, actions, strict=True)
+        for recording, seen, open_, action in zip(recordings, *inputs, actions, strict=True)
     )
 
 
-def as_episodes(tapes: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
+def as_episodes(recordings: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
     """(T, S, N, E, ...) as recorded to (S, N, E, T, ...) as stored; `length` is (S, E)."""
 
-    def stored(x: Array) -> Array:
-        return jnp.moveaxis(x, 0, 3)
+    def stored(recording: Episode) -> Episode:
+        every = jnp.broadcast_to(length[:, None], recording.length.shape)
+        fields = {
+            name: jnp.moveaxis(x, 0, 3) for name, x in recording._asdict().items() if x.ndim > 3
+        }
+        return Episode(**fields, length=every)
 
-    return tuple(
-        Episode(
-            observations=stored(tape.observations),
-            available=stored(tape.available),
-            actions=stored(tape.actions),
-            rewards=stored(tape.rewards),
-            terminal=stored(tape.terminal),
-            length=jnp.broadcast_to(length[:, None], tape.length.shape),
-        )
-        for tape in tapes
-    )
+    return tuple(map(stored, recordings))

@@ -1,1 +1,1 @@
-"""Crash-safe files, checksum chains, JSON and stop signals; knows nothing of training."""
+"""Atomic files, checksum chains, strict JSON and stop signals, independent of training."""

@@ -1,7 +1,7 @@
-"""Lines of JSON, each with a checksum over itself and the checksum of the line before it.
+"""A file of JSON lines, each with a checksum over itself and the checksum of the line before it.
 
-An edited, reordered or removed line breaks the chain. A cut at the end does not: the ledger keeps
-the last checksum in a second file, the journal starts again at every snapshot.
+An edited, reordered or removed line breaks the chain. Truncation at the end does not: the ledger
+keeps the last checksum in a second file, the journal starts over at every snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 
 class BrokenChain(Exception):
-    """Line `number` of a file is not what was written."""
+    """Line `number` of a file does not match its checksum."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"line {number}")
@@ -26,20 +26,20 @@ class BrokenChain(Exception):
 
 
 def checksum(before: str, line: Mapping[str, Any]) -> str:
-    """SHA-256 over a line, without its own checksum, and the checksum before it."""
+    """Return SHA-256 over the checksum before a line and the line without its own."""
     text = json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True)
     return hashlib.sha256((before + text).encode()).hexdigest()
 
 
 def extend(path: Path, before: str, line: Mapping[str, Any]) -> Line:
-    """Append a line to the file, on the disk when this returns; the line with its checksum."""
+    """Append a line, on the disk when this returns, and return it with its checksum."""
     sealed = {**line, "check": checksum(before, line)}
     append(path, json.dumps(sealed) + "\n")
     return sealed
 
 
 def read(path: Path) -> list[Line]:
-    """All complete lines, checked. An incomplete last line was never acted upon."""
+    """Return all complete lines, verified. An incomplete last line is ignored."""
     lines: list[Line] = []
     before = ""
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
@@ -55,6 +55,6 @@ def read(path: Path) -> list[Line]:
 
 
 def cut_incomplete_line(path: Path) -> None:
-    """Remove a last line that was half written when the process was killed."""
+    """Remove an incomplete last line, left by a process that was killed."""
     with path.open("r+b") as file:
         file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and directories that only their owner can enter."""
+"""Atomic and durable file writes, and private, locked directories."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pevdn.errors import PevdnError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path`, with its suffix, that replaces it once the block has succeeded.
+    """Yield a draft path beside `path` that replaces it when the block succeeds.
 
-    The content is on the disk before the name is: a crash leaves the old file or the new one.
+    The content is on the disk before the rename: a crash leaves the old file or the new one.
     """
     draft = draft_of(path)
     try:
@@ -31,18 +31,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """Where the next content of a file is written; a crash may leave it behind."""
+    """Return where `replacing` writes the new content; a crash may leave this file behind."""
     return path.with_name(f".{path.stem}.draft{path.suffix}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace the whole file, or leave it as it was."""
+    """Replace the whole file, or leave it unchanged."""
     with replacing(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def append(path: Path, content: str | bytes) -> None:
-    """Add to the end of a file; it is on the disk when this returns."""
+    """Append to a file; the content is on the disk when this returns."""
     with path.open("ab") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -50,9 +50,9 @@ def append(path: Path, content: str | bytes) -> None:
 
 
 def create(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file that must not exist yet; it has its mode before it has content.
+    """Write a file that must not exist yet; its mode is set before its content.
 
-    Raises FileExistsError and other OSErrors; a file that cannot be completed is removed.
+    Raises FileExistsError and other OSErrors; an incomplete file is removed.
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         try:
@@ -67,15 +67,15 @@ def create(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names of new files in a directory survive a crash."""
-    place = os.open(path, os.O_RDONLY)
+    directory = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(place)
+        os.fsync(directory)
     finally:
-        os.close(place)
+        os.close(directory)
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a text file, without an incomplete last one; none if there is no file."""
+    """Return the complete lines of a text file; none if it does not exist."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
 
@@ -83,8 +83,8 @@ def whole_lines(path: Path) -> list[str]:
 def make_private(path: Path) -> None:
     """Create a directory with mode 0700, whatever the umask.
 
-    An existing empty directory gets that mode as well. One that holds something, and existing
-    parents, are left as they are.
+    An existing empty directory gets that mode too. Non-empty directories and existing parents are
+    left unchanged.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -96,13 +96,13 @@ def make_private(path: Path) -> None:
     except PermissionError as problem:
         raise PevdnError(
             f"{path} cannot be closed to other users (chmod 700: {problem.strerror}); choose "
-            "a directory of your own with --out."
+            "a directory that you own with --out."
         ) from None
 
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Allow one process per directory."""
+    """Hold an exclusive lock on a directory, or raise a PevdnError."""
     file: IO[str] = (path / ".lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,13 +117,13 @@ def lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one sentence; what was saved before stays as it was."""
+    """Turn an OSError, such as a full disk, into a PevdnError that names the fix."""
     try:
         yield
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            begun = (path / "config.yaml").exists()
-            then = f"continue with `pevdn resume {path}`" if begun else "train again"
+            started = (path / "config.yaml").exists()
+            then = f"continue with `pevdn resume {path}`" if started else "train again"
             raise PevdnError(
                 f"no space left on the disk of {path}; free some, then {then}."
             ) from None

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next safe point."""
+"""Treat Ctrl-C and SIGTERM as requests to stop at the next safe point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether a stop was requested."""
+    """True once a stop signal was received."""
 
     def __init__(self) -> None:
         self.received = False
@@ -24,7 +24,7 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Collect stop signals while the block runs; the second one raises KeyboardInterrupt.
 
-    Outside the main thread nothing is collected: there the caller decides about signals.
+    Outside the main thread, where Python installs no handlers, no signals are collected.
     """
     request = StopRequest()
 

@@ -1,4 +1,4 @@
-"""Strict JSON, which has no infinity: infinities and NaN become the texts "inf", "-inf", "nan"."""
+"""Strict JSON, which has no infinity: write infinities and NaN as "inf", "-inf", "nan"."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 
 def to_json(document: Any, indent: int | None = None) -> str:
+    """Return the document as JSON that any parser accepts."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             return str(value)
@@ -21,7 +23,9 @@ def to_json(document: Any, indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> Any:
-    def numbers(found: dict[str, Any]) -> dict[str, Any]:
-        return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in found.items()}
+    """Parse JSON; the values "inf", "-inf" and "nan" of an object become floats again."""
+
+    def numbers(pairs: dict[str, Any]) -> dict[str, Any]:
+        return {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in pairs.items()}
 
     return json.loads(text, object_hook=numbers)

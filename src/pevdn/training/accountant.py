@@ -43,9 +43,12 @@ class Accountant:
         if not fresh or Ledger.begun(self.path):
             self.ledger = Ledger.read(self.path, run)
             return
-        plan = Plan.of(self.config, len(self._simulation.team))
-        accounting.check_size(self._simulation.parameters, plan.exposure)
-        facts = (plan.mechanism, self.config.seeds, plan.exposure, self._affordable)
+        simulation, agents = self._simulation, len(self._simulation.team)
+        plan = Plan.of(self.config, agents)
+        accounting.check_size(simulation.parameters, plan.exposure)
+        relation = self.config.settings.relation
+        mechanism = simulation.release.accounted(agents, self.config.delta, relation)
+        facts = (mechanism, self.config.seeds, plan.exposure, self._affordable)
         self.ledger = Ledger.begin(self.path, run, *facts, randomness.source(self.config))
 
     def go_on(self, line: int, check: str, new_noise: bool, note: Callable[[str], None]) -> None:
@@ -86,7 +89,7 @@ class Accountant:
         limit = [MOST] * self.config.seeds
         if self._affordable is not None:
             limit = [self._affordable - lost for lost in self.ledger.lost]
-        due = self._simulation.updates_due
+        due = self.config.updates_due
         return self.ledger.reserve(until, iterations, limit, due, self.devices)
 
     def compute(self, chunk: Chunk, state: State, program: Callable[..., State]) -> State:
@@ -120,8 +123,7 @@ class Accountant:
 def state_digest(state: State) -> str:
     """Return a digest of parameters, random keys and counters."""
     counters = (state.env_steps, state.episodes, state.updates, state.exposure)
-    params = [learner.params for learner in state.learners]
-    return digest(jax.tree.leaves((params, jax.random.key_data(state.key), counters)))
+    return digest(jax.tree.leaves((state.params, jax.random.key_data(state.key), counters)))
 
 
 def renewed(keys: Any, nonce: str) -> Any:

@@ -27,8 +27,8 @@ from pevdn.agent.learning import Learner
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError
 from pevdn.privacy.randomness import generator
-from pevdn.simulation.host import HostSimulation
 from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.replays import HostReplay
 from pevdn.storage.files import draft_of, write_atomically
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs every step
@@ -59,17 +59,17 @@ class _FilesHandler(ocp.CheckpointHandler):
     """Save packed replay buffers as plain files: a copy as arrays might not fit into memory."""
 
     def save(self, directory: Any, args: _Files) -> None:
-        args.simulation.save(Path(directory))
+        args.replay.save(Path(directory))
 
     def restore(self, directory: Any, args: _Files) -> dict[str, Any]:
-        args.simulation.load(Path(directory))
+        args.replay.load(Path(directory))
         return {}
 
 
 @ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _Files(ocp.args.CheckpointArgs):
-    simulation: HostSimulation
+    replay: HostReplay
 
 
 class Checkpoints:
@@ -109,11 +109,11 @@ class Checkpoints:
         learners, replays, counters = _flattened(state)
         replays = {k: v[:, :, :filled] for k, v in replays.items()}
         arrays = jax.tree.leaves((learners, replays, counters))
-        self._need_room(sum(x.nbytes for x in arrays) + simulation.host_bytes)
-        on_host = isinstance(simulation, HostSimulation)
+        self._need_room(sum(x.nbytes for x in arrays) + simulation.replay.nbytes)
+        on_host = simulation.replay.on_host
         args = ocp.args.Composite(
             learners=ocp.args.StandardSave(learners),
-            replays=_Files(simulation) if on_host else ocp.args.StandardSave(replays),
+            replays=_Files(simulation.replay) if on_host else ocp.args.StandardSave(replays),
             counters=ocp.args.StandardSave(counters),
             progress=ocp.args.JsonSave(
                 {**dataclasses.asdict(progress), "fingerprint": fingerprint(self.config)}
@@ -218,8 +218,8 @@ class Checkpoints:
             group: ocp.args.JsonRestore() if group == "progress" else ocp.args.StandardRestore()
             for group in groups
         }
-        if isinstance(simulation, HostSimulation):
-            restore["replays"] = _Files(simulation)
+        if simulation is not None and simulation.replay.on_host:
+            restore["replays"] = _Files(simulation.replay)
         try:
             saved = dict(self._manager.restore(step, args=ocp.args.Composite(**restore)).items())
         except Exception as problem:  # orbax and tensorstore raise many kinds

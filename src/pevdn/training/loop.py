@@ -11,13 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pevdn._platform import cache_compilations, refuse_miscompiling_jaxlib
-from pevdn.agent import evaluation
-from pevdn.agent.keys import of_evaluation
+from pevdn.agent import schedule
 from pevdn.config import presets
 from pevdn.config.experiment import Config, fingerprint, to_text
 from pevdn.config.runtime import RuntimeOptions
@@ -27,7 +25,7 @@ from pevdn.exchange.secret_shared import Code
 from pevdn.privacy import planner, randomness, secret
 from pevdn.privacy.ledger import Ledger
 from pevdn.simulation.devices import Lanes
-from pevdn.simulation.host import SteppedSimulation, simulation_for
+from pevdn.simulation.program import Simulation
 from pevdn.storage.files import disk_errors, lock, make_private, write_atomically
 from pevdn.storage.readme import leave
 from pevdn.storage.signals import stop_requests
@@ -37,6 +35,7 @@ from pevdn.training import world as environment
 from pevdn.training.accountant import Accountant
 from pevdn.training.checkpoint import Checkpoints, Progress
 from pevdn.training.directory import Run
+from pevdn.training.evaluator import Evaluator
 from pevdn.training.progress import Moment, Observer, Silent
 from pevdn.worlds.base import ExternalWorld, World
 
@@ -181,12 +180,6 @@ def _decide_randomness(config: Config, external: bool) -> Config:
     return dataclasses.replace(config, settings=settings)
 
 
-@jax.jit
-def evaluation_keys(seeds: Any, number: int) -> Any:
-    """Return the keys (S,) of an evaluation, which depend on seed and number alone."""
-    return jax.vmap(of_evaluation, (0, None))(seeds, number)
-
-
 class _Training:
     """One run while it trains."""
 
@@ -201,9 +194,9 @@ class _Training:
         refuse_miscompiling_jaxlib()
         cache_compilations()
         self.run, self.config, self.options, self.observer = run, config, options, observer
-        self.simulation = simulation_for(world, config, options)
+        self.simulation = Simulation(world, config, options)
         self.lanes = Lanes(options.devices, config.seeds, observer.note)
-        if self.lanes.devices > 1 and isinstance(self.simulation, SteppedSimulation):
+        if self.lanes.devices > 1 and not self.simulation.compiled_whole:
             where, instead = "in an external world", ""
             if options.buffer == "host":
                 where, instead = "with buffer=host", ", or keep the episodes on the devices"
@@ -277,22 +270,17 @@ class _Training:
     def _compile(self) -> None:
         began = time.monotonic()
         self.observer.note("compiling (cached for the next run) …")
-        state = self.simulation.like()
-        params = tuple(learner.params for learner in state.learners)
-        keys = jax.eval_shape(jax.vmap(jax.random.key), self.seeds)
-        compile_evaluation = self.simulation.prepare_evaluation(params, keys, self.lanes.jit)
+        self.evaluate = Evaluator(self.simulation, self.seeds, self.lanes.jit)
         with ThreadPoolExecutor() as pool:  # XLA compiles without Python's lock
-            evaluate = pool.submit(compile_evaluation)
+            evaluation = pool.submit(self.evaluate.compile)
             self.advance = self.simulation.compile(self.lanes.jit)
-            self.evaluate = evaluate.result()
-        self.keep_anchor = self.lanes.jit(self.simulation.keep_anchor, state, self.seeds)
+            evaluation.result()
         self.compile_seconds = time.monotonic() - began
 
     # ---- the loop -------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        s, steps = self.config.settings, self.config.steps
-        last = -(-steps // s.eval_every)  # number of the last evaluation
+        steps, evaluations = self.config.steps, schedule.evaluations(self.config)
         title = f"{self.config.algorithm} on {self.config.env}"
         if self.config.seeds > 1:
             title += f" × {self.config.seeds} seeds"
@@ -300,13 +288,13 @@ class _Training:
             title += f" on {self.lanes.devices} devices"
         self.observer.start(title, steps, min(self._lowest(), steps))
         try:
-            while self.progress.evaluations <= last and not self.progress.budget_spent:
-                self._train_until(min(self.progress.evaluations * s.eval_every, steps))
+            while self.progress.evaluations < evaluations and not self.progress.budget_spent:
+                self._train_until(schedule.steps_before(self.progress.evaluations, self.config))
                 self._evaluate()
                 self._show()
                 self.progress.budget_spent = bool(np.all(np.asarray(self.state.exhausted)))
                 due = self._lowest() - self._saved_at >= self.options.checkpoint_every
-                if due or self.progress.evaluations > last or self.progress.budget_spent:
+                if due or self.progress.evaluations == evaluations or self.progress.budget_spent:
                     self._save()
         finally:
             self.observer.stop()
@@ -335,7 +323,7 @@ class _Training:
 
     def _advance(self, until: int, iterations: int) -> int:
         """Make this many iterations, or those of a lost chunk; return how many it were."""
-        iterations = min(iterations, self.simulation.at_once)
+        iterations = min(iterations, self.simulation.player.max_iterations or iterations)
         accountant = self.accountant
         if accountant is None:
             unlimited = [MOST] * self.config.seeds
@@ -357,38 +345,12 @@ class _Training:
         return self.advance(state, *numbers)
 
     def _evaluate(self) -> None:
-        s, number = self.config.settings, self.progress.evaluations
-        scores: dict[str, Any] = {}
-        for model in evaluation.models(s):
-            if model == "anchor":
-                win_rate = scores[evaluation.candidate(s)].win_rate
-                self.state = self.keep_anchor(self.state, win_rate)
-            params = tuple(getattr(learner, model) for learner in self.state.learners)
-            keys = evaluation_keys(self.seeds, evaluation.key_number(number, model))
-            scores[model] = self.evaluate(params, keys)
-        lines = self._metrics_lines(jax.device_get(scores))
+        spent = self.accountant.spent() if self.accountant is not None else None
+        self.state, lines = self.evaluate(self.state, self.progress.evaluations, spent)
         metrics.write(self.run.path, lines)
         self.progress.evaluations += 1
         self.progress.metrics_lines += len(lines)
         self.latest = metrics.mean_of_seeds(lines)
-
-    def _metrics_lines(self, scores: dict[str, Any]) -> list[metrics.Line]:
-        """Return a line for each seed, from the scores (S,) of each model."""
-        state = self.state._replace(learners=(), replays=(), key=jnp.zeros(()))
-        counters = jax.device_get(state)._asdict()
-        spent = self.accountant.spent() if self.accountant is not None else None
-        lines = []
-        for lane in range(self.config.seeds):
-            own = {
-                model: evaluation.Score(*(x[lane] for x in score))
-                if model != "anchor" or counters["anchored"][lane]
-                else None
-                for model, score in scores.items()
-            }
-            public = {name: counters[name][lane] for name in ("env_steps", "episodes", "updates")}
-            privacy = spent[lane]._asdict() if spent is not None else None
-            lines.append(evaluation.metrics_line(self.config.seed + lane, public, own, privacy))
-        return lines
 
     def _check_messages(self) -> None:
         """Stop when a message did not fit into the encoding."""
@@ -396,20 +358,16 @@ class _Training:
         if largest == 0:
             return
         s, agents = self.config.settings, len(self.simulation.team)
-        limit = Code(s.precision, s.modulus).limit(agents)
         self._save()
-        raise MessageRefused(
-            f"a message of size {largest:g} does not fit into ±{limit:g}, the range that precision="
-            f"{s.precision} and modulus={s.modulus} leave to {agents} agents, and the update was "
-            "not made; lower precision or learning_rate, or raise modulus."
-        )
+        code = Code(s.precision, s.modulus)
+        raise MessageRefused(code.refusal(agents, f"a message of size {largest:g}"))
 
     def _check_host_memory(self) -> None:
         """Stop before packed buffers fill the machine: their size shows only as they grow."""
         if self.config.private:  # the packed size depends on the episodes
             return
         stored, size = int(np.max(self.state.episodes)), self.config.settings.buffer_size
-        problem = memory.outgrown(self.simulation.host_bytes, stored, size)
+        problem = memory.outgrown(self.simulation.replay.nbytes, stored, size)
         if problem is not None:
             self._save()
             raise problem

@@ -1,28 +1,30 @@
-"""The paper's technical privacy policy, proved of the program: whose data can reach whom.
+"""Prove the paper's technical privacy policy of the program: whose data can reach whom.
 
-"Sharing environment interaction data is forbidden": what an agent observes, does, remembers and
-learns stays with it. `violations` traces the programs of a simulation and follows every value
-through every equation (the jaxpr), noting whose data it depends on. An output depends on all
-inputs of its equation, and what a branch or a loop writes also on what decided it. So nothing
-found means that no agent's state depends on another's data other than by the two open ways:
+"Sharing environment interaction data is forbidden": an agent's observations, actions, records and
+parameters stay with it. `violations` traces the programs of a simulation and follows every value
+through every equation (the jaxpr), tracking whose data it depends on. An output depends on all
+inputs of its equation; a value written by a branch or a loop also depends on its condition. An
+empty result therefore means that no agent's state depends on another agent's data except through
+two permitted channels:
 
-- The world. Actions go in, each agent gets its own view out, and all are told reward and end.
-- The exchange. A number per agent, step and episode goes in; what it opens is for everyone. What
-  that number tells, and what the exchange hides of it, is not the business of this proof.
+- The world. Actions go in, each agent gets its own observation, all get reward and end.
+- The exchange. One number per agent, step and episode goes in; the opened result is public. What
+  that number reveals, and what the exchange hides of it, is outside this proof.
 
-What everyone knows (rewards, lengths, counters, random keys) must depend on nobody's data, or the
-next call would start from a leak. Since it does not, the proof holds for any number of calls.
-`start` needs none: it is made from the seed alone.
+Public data (rewards, lengths, counters, random keys) must depend on no agent's data, or the next
+call would start from a leak. Since it does not, the proof holds for any number of calls. `start`
+needs no check: it depends on the seed alone.
 
-The arrays of different agents have to be different variables for this, so every agent is made a
-kind of its own. Usually like agents travel along one array axis over which the same code is
-mapped; that they do the same together as apart is tested, not proved. And the proof finds
-mistakes, not sabotage: code that forges a mark is believed.
+The proof needs a separate variable for each agent's arrays, so it makes every agent a kind of its
+own. Otherwise like agents share one array axis over which the same code is mapped; that both
+programs compute the same is tested, not proved. The proof finds mistakes, not sabotage: it trusts
+marks, including forged ones.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,22 +36,22 @@ from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
 from pevdn.simulation.program import Simulation, State
-from pevdn.simulation.team import Kind, Team
+from pevdn.simulation.team import Kind, TeamLayout
 from pevdn.worlds.base import Step, World
-from pevdn.worlds.external import inside
+from pevdn.worlds.external import require_jax
 
 
 class Source(NamedTuple):
-    """Where data comes from."""
+    """The origin of data."""
 
     owner: str  # "agent 0", or "the world"
-    sent: bool = False  # it left its owner, as an action or as a message
+    sent: bool = False  # it left its owner as an action or a message
 
     def __str__(self) -> str:
-        return f"what {self.owner} sent" if self.sent else f"data of {self.owner}"
+        return f"output of {self.owner}" if self.sent else f"data of {self.owner}"
 
 
-Sources = frozenset[Source]  # all that a value depends on
+Sources = frozenset[Source]  # everything a value depends on
 PUBLIC: Sources = frozenset()
 
 
@@ -63,56 +65,56 @@ class Violation(NamedTuple):
 
 
 def violations(simulation: Simulation) -> list[Violation]:
-    """Every flow in the programs of a simulation that the policy forbids; nothing is compiled."""
+    """Return every forbidden flow in the programs of a simulation; nothing is compiled."""
     watched = watch(simulation)
     state = jax.eval_shape(watched.start, jax.ShapeDtypeStruct((1,), jnp.int32))
     owners = policy(state)
     params, their_owners = (tuple(x.params for x in s.learners) for s in (state, owners))
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    until_most_limit, told = (number, number, state.updates), (PUBLIC, PUBLIC, PUBLIC)
-    due = watched.updates_due
+    until_most_limit, public = (number, number, state.updates), (PUBLIC, PUBLIC, PUBLIC)
+    due = watched.config.updates_due
     return [
-        *_check(watched.advance, (state, *until_most_limit), (owners, told), owners, due),
+        *_check(watched.advance, (state, *until_most_limit), (owners, public), owners, due),
         *_check(watched.keep_anchor, (state, state.threshold), (owners, PUBLIC), owners),
         *_check(watched.evaluate, (params, state.key), (their_owners, PUBLIC)),
     ]
 
 
 def policy(state: State) -> State:
-    """Whose each array of a state is; one kind per agent. `PUBLIC`: everyone knows it."""
+    """Return the owner of each array of a state with one kind per agent, or `PUBLIC`."""
 
     def own(i: int, tree: Any) -> Any:
         return jax.tree.map(lambda _: frozenset([Source(f"agent {i}")]), tree)
 
-    told = {"rewards": PUBLIC, "terminal": PUBLIC, "length": PUBLIC}  # to the whole team
+    shared = {"rewards": PUBLIC, "terminal": PUBLIC, "length": PUBLIC}  # with the whole team
     public: State = jax.tree.map(lambda _: PUBLIC, state)
     return public._replace(
         learners=tuple(own(i, learner) for i, learner in enumerate(state.learners)),
-        replays=tuple(own(i, rows)._replace(**told) for i, rows in enumerate(state.replays)),
+        replays=tuple(own(i, rows)._replace(**shared) for i, rows in enumerate(state.replays)),
     )
 
 
 def _check(
     program: Callable[..., Any], args: Any, owners: Any, allowed: Any = None, updates: int = 0
 ) -> list[Violation]:
-    """Compare what reaches each output with who owns it in `allowed` (by default, everyone)."""
+    """Compare the sources of each output with its owner in `allowed` (default: public)."""
     traced, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
     walk = Walk()
     reached = walk.follow(traced, jax.tree.leaves(owners))
-    wanted = jax.tree.leaves(allowed or jax.tree.map(lambda _: PUBLIC, shapes))
+    permitted = jax.tree.leaves(allowed or jax.tree.map(lambda _: PUBLIC, shapes))
     paths = [path for path, _ in jax.tree.leaves_with_path(shapes)]
-    for path, sources, own in zip(paths, reached, wanted, strict=True):
+    for path, sources, own in zip(paths, reached, permitted, strict=True):
         walk.report(_name(path, own), _foreign(sources, own))
     if (rounds := _rounds(traced.jaxpr)) > updates:
         walk.report("the exchange", [f"{rounds} rounds of messages for {updates} updates"])
-    return [Violation(program.__name__, *found) for found in walk.found]
+    return [Violation(program.__name__, *flow) for flow in walk.flows]
 
 
 def _name(path: Any, own: Sources) -> str:
     """`.learners[1].params.input_bias` as "learner of agent 1 (params.input_bias)"."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     if not own:
-        return f"what everyone knows ({name})"
+        return f"public data ({name})"
     part, agent, leaf = name.split(".", 2)
     return f"{part.removesuffix('s')} of agent {agent} ({leaf})"
 
@@ -122,13 +124,13 @@ def _foreign(sources: Sources, own: Sources) -> list[Source]:
     return sorted(source for source in sources if source.owner not in owners)
 
 
-# ---- the open ways, marked in the program -------------------------------------------------
+# ---- permitted channels, marked in the program ---------------------------------------------
 
 MARK = "pevdn:"
 
 
 def _mark(what: str, whom: str, tree: Any) -> Any:
-    """Adds equations that change no value, and that a `Walk` recognises."""
+    """Add equations that change no value and that a `Walk` recognises."""
     return jax.tree.map(lambda x: checkpoint_name(x, f"{MARK}{what}:{whom}"), tree)
 
 
@@ -137,25 +139,28 @@ def _mark_each(what: str, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def watch(simulation: Simulation) -> Simulation:
-    """The same simulation with every agent a kind of its own and the open ways marked."""
+    """Return the simulation with one kind per agent and the permitted channels marked."""
     watched = copy.copy(simulation)
     kinds = (Kind(spec, (i,)) for i, spec in enumerate(simulation.world.agents))
     watched.team = _WatchedTeam(tuple(kinds))
-    watched.world = _WatchedWorld(inside(simulation.world, "following its values"))
+    world = _WatchedWorld(require_jax(simulation.world, "following its values"))
+    watched.player, watched.replay = copy.copy(simulation.player), copy.copy(simulation.replay)
+    watched.player.actors = dataclasses.replace(simulation.player.actors, team=watched.team)
+    watched.player.world, watched.replay.team = world, watched.team
     if simulation.exchange is not None:
         watched.exchange = _watched_exchange(simulation, simulation.exchange)
     return watched
 
 
-class _WatchedTeam(Team):
-    """Actions and messages leave their agents where they leave the arrays by kind."""
+class _WatchedTeam(TeamLayout):
+    """Marks actions and messages as sent where they leave the arrays by kind."""
 
     def by_agent(self, per_kind: Sequence[Array], axis: int) -> tuple[Array, ...]:
         return _mark_each("sent by", super().by_agent(per_kind, axis))
 
 
 class _WatchedWorld:
-    """What it hands to an agent is that agent's from there on, whatever the game made it from."""
+    """Marks observations as the data of the agent that gets them."""
 
     def __init__(self, world: World) -> None:
         self.name, self.agents, self.max_steps = world.name, world.agents, world.max_steps
@@ -165,15 +170,15 @@ class _WatchedWorld:
         return self._hand_out(*self._world.reset(_mark("enters", "the world", key)))
 
     def step(self, key: Array, state: Any, actions: tuple[Array, ...]) -> tuple[Any, Step]:
-        given = _mark("enters", "the world", (key, state, actions))
-        return self._hand_out(*self._world.step(*given))
+        entering = _mark("enters", "the world", (key, state, actions))
+        return self._hand_out(*self._world.step(*entering))
 
     def _hand_out(self, state: Any, step: Step) -> tuple[Any, Step]:
-        observations, available, *told = step
+        observations, available, *shared = step
         return _mark("belongs to", "the world", state), Step(
             _mark_each("belongs to", observations),
             _mark_each("belongs to", available),
-            *_mark("belongs to", "everyone", told),
+            *_mark("belongs to", "everyone", shared),
         )
 
 
@@ -192,21 +197,21 @@ def _watched_exchange(simulation: Simulation, exchange: Exchange) -> Exchange:
 
 
 def _rounds(jaxpr: core.Jaxpr) -> int:
-    """How often the exchange is used from start to end of one lane; a `while` counts once."""
+    """Count the uses of the exchange in one lane, from start to end; a `while` counts once."""
     count = 0
     for eqn in jaxpr.eqns:
         inner = [_rounds(part) for part in core.jaxprs_in_params(eqn.params)]
         once = max(inner) if eqn.primitive.name == "cond" else sum(inner)
         count += once * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
         what, size = _mark_of(eqn)
-        if what == "round of":  # mapped over an axis, it is used for each entry
+        if what == "round of":  # mapped over an axis, it counts once per entry
             entered: Any = eqn.outvars[0].aval
             count += entered.size // int(size)
     return count
 
 
 def _mark_of(eqn: core.JaxprEqn) -> tuple[str, str]:
-    """What a mark says; for other equations, nothing."""
+    """Return the two parts of a mark; two empty texts for other equations."""
     name = eqn.params["name"] if eqn.primitive.name == "name" else ""
     if not name.startswith(MARK):
         return "", ""
@@ -216,7 +221,7 @@ def _mark_of(eqn: core.JaxprEqn) -> tuple[str, str]:
 
 # ---- following values through a program ---------------------------------------------------
 
-# Calls of an inner program that has the inputs and outputs of the call, and where they keep it.
+# Primitives that call an inner program with their own inputs and outputs, and its parameter name.
 CALLS = {
     "jit": "jaxpr",
     "remat2": "jaxpr",
@@ -228,17 +233,17 @@ CALLS = {
 
 
 class Walk:
-    """Follows sources from the inputs of a program to its outputs, and notes what marks forbid."""
+    """Follows sources from the inputs of a program to its outputs, and collects forbidden flows."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], None] = {}  # what was reached by what; in order
-        self._known: dict[Any, list[Sources]] = {}  # loops ask for the same again and again
+        self.flows: dict[tuple[str, str], None] = {}  # (reached, source), in order
+        self._known: dict[Any, list[Sources]] = {}  # loops repeat the same question
 
     def report(self, reached: str, sources: Iterable[Source | str]) -> None:
-        self.found.update({(reached, str(source)): None for source in sources})
+        self.flows.update({(reached, str(source)): None for source in sources})
 
     def follow(self, program: Any, inputs: Sequence[Sources]) -> list[Sources]:
-        """What each output depends on, given what each input depends on."""
+        """Return the sources of each output, given those of each input."""
         key = (id(program), *inputs)
         if key not in self._known:
             self._known[key] = self._equations(getattr(program, "jaxpr", program), inputs)
@@ -270,8 +275,8 @@ class Walk:
         if name == "scan":
             return self._scan(eqn, inputs)
         if eqn.effects or "callback" in name:
-            self.report("the outside", [f"a side effect ({name}), which cannot be followed"])
-        # Arithmetic; and the safe choice for anything with an inner program of an unknown sort.
+            self.report("the host", [f"a side effect ({name}), which cannot be followed"])
+        # Arithmetic; also the safe choice for primitives with an unknown inner program.
         return [PUBLIC.union(*inputs)] * len(eqn.outvars)
 
     def _while(self, params: dict[str, Any], inputs: list[Sources]) -> list[Sources]:
@@ -283,11 +288,11 @@ class Walk:
             after = self.follow(params["body_jaxpr"], [*inputs[a:b], *carry])
             return [going.union(*both) for both in zip(carry, after, strict=True)]
 
-        return _settle(once, inputs[b:])
+        return _fixed_point(once, inputs[b:])
 
     def _scan(self, eqn: core.JaxprEqn, inputs: list[Sources]) -> list[Sources]:
-        # Inputs: constants, carry, slices; outputs: carry, slices. A slice has one axis less in
-        # the body, which tells how many there are (JAX 0.10 and 0.11 have other names for that).
+        # Inputs: constants, carry, slices; outputs: carry, slices. Slices have one axis less in the
+        # body, which gives their number (its parameter has different names in JAX 0.10 and 0.11).
         body = eqn.params["jaxpr"]
         jaxpr = getattr(body, "jaxpr", body)
         n = _count_whole(eqn.outvars, jaxpr.outvars)
@@ -298,13 +303,13 @@ class Walk:
             after = self.follow(body, [*inputs[:a], *outputs[:n], *inputs[b:]])
             return [x | y for x, y in zip(outputs, after, strict=True)]
 
-        return _settle(once, inputs[a:b] + [PUBLIC] * (len(eqn.outvars) - n))
+        return _fixed_point(once, inputs[a:b] + [PUBLIC] * (len(eqn.outvars) - n))
 
     def _marked(self, what: str, whom: str, sources: Sources) -> Sources:
         if what == "belongs to":
             return PUBLIC if whom == "everyone" else frozenset([Source(whom)])
         if what == "sent by":
-            self.report(f"what {whom} sends", _foreign(sources, frozenset([Source(whom)])))
+            self.report(f"output of {whom}", _foreign(sources, frozenset([Source(whom)])))
             return frozenset([Source(whom, sent=True)])
         if what == "enters":
             raw = (x for x in sources if not x.sent and x.owner != whom)
@@ -318,8 +323,10 @@ def _count_whole(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     return sum(x.aval.ndim == y.aval.ndim for x, y in zip(outside, inside, strict=True))
 
 
-def _settle(once: Callable[[list[Sources]], list[Sources]], start: list[Sources]) -> list[Sources]:
-    """Repeat until nothing changes; sources are only ever added, so this ends."""
+def _fixed_point(
+    once: Callable[[list[Sources]], list[Sources]], start: list[Sources]
+) -> list[Sources]:
+    """Iterate to the fixed point; sources are only added, so this terminates."""
     while (after := once(start)) != start:
         start = after
     return start

@@ -1,8 +1,8 @@
-"""Watch a trained team: one greedy episode, recorded first and drawn after.
+"""Watch a trained team: record one greedy episode, then draw it.
 
 >>> recording = pevdn.replay("runs/my-run", "battle.gif")  # doctest: +SKIP
 
-The drawing knows nothing of JAX or of worlds: it gets a `Recording` of plain values.
+Drawing depends on neither JAX nor worlds: its input is a `Recording` of plain values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pevdn.errors import UsageError
 from pevdn.training.directory import Run
 from pevdn.viewer.recording import Recording
 
-__all__ = ["Recording", "record", "replay"]
+__all__ = ["Recording", "record_episode", "replay"]
 
 
 def replay(
@@ -30,24 +30,26 @@ def replay(
     q_values: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recording:
-    """Play one greedy episode, and draw it into `out` (.html, .gif, .mp4, .json) if that is given.
+    """Play one greedy episode; draw it into `out` (.html, .gif, .mp4 or .json), if given.
 
-    `seed` and `model` choose the team as in `pevdn.load`; `episode` K is the K-th that
-    `pevdn evaluate` plays; `q_values` names an agent whose values are shown beside it all.
-    `env` is a world to play in instead of the run's; `progress` hears how many frames of how many
-    are drawn. The recording of a private run holds the number of the team (its `lane`) and not the
-    seed, from which the noise may follow.
+    `seed` and `model` select the team as in `pevdn.load`; `episode` K is the K-th episode of
+    `pevdn evaluate`; `q_values` is an agent whose Q-values to show. A run in an environment object
+    needs it again, as `env`. `progress` is called with the number of images drawn and their total.
+    The recording of a private run holds the team's `lane` instead of the seed, because the noise
+    may follow from the seed.
     """
     from pevdn.viewer import drawing
 
     path = None if out is None else drawing.checked(Path(out))
-    recording = record(run, env=env, seed=seed, model=model, episode=episode, q_values=q_values)
+    recording = record_episode(
+        run, env=env, seed=seed, model=model, episode=episode, q_values=q_values
+    )
     if path is not None:
         drawing.draw(recording, path, progress or (lambda done, total: None))
     return recording
 
 
-def record(
+def record_episode(
     run: Run | str | Path,
     *,
     env: Any = None,
@@ -56,26 +58,26 @@ def record(
     episode: int = 0,
     q_values: int | None = None,
 ) -> Recording:
-    """One greedy episode of the team that `pevdn.load` gives; the same every time."""
+    """Return the recording of one greedy episode of the team that `pevdn.load` returns."""
     from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import load
+    from pevdn.policies.policy import as_run, load
     from pevdn.training import world as environment
     from pevdn.viewer import playing
 
     episode = number("episode", episode, int, 0, MOST)
     cache_compilations()
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = as_run(run)
     config = run.config
     policy = load(run, seed=seed, model=model)
     if q_values is not None and not 0 <= q_values < len(policy):
         raise UsageError(
             f"q_values is {q_values}, but {config.env} has agents 0 to {len(policy) - 1}."
         )
-    stage = playing.stage_for(environment.again(run, env), episode)
+    source = playing.source_for(environment.again(run, env), episode)
     try:
-        played = playing.play(stage, policy, q_values)
+        played = playing.play(source, policy, q_values)
     finally:
-        stage.close()
+        source.close()
     seed = config.seed if seed is None else seed
     return Recording(
         world=config.env,
@@ -84,7 +86,7 @@ def record(
         seed=None if config.private else seed,
         lane=seed - config.seed if config.private else None,
         episode=episode,
-        actions=stage.actions,
+        actions=source.actions,
         q_values_of=q_values,
         **played,
     )

@@ -1,4 +1,4 @@
-"""From a recording to a file: a moving picture (gif, mp4), a page (html), or itself (json)."""
+"""Write a recording to a file: an animation (gif, mp4), a web page (html), or the data (json)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pevdn.errors import UsageError, unknown
 from pevdn.storage.files import replacing
 from pevdn.viewer.recording import Recording
 
-Progress = Callable[[int, int], None]  # frames drawn, of how many
+Progress = Callable[[int, int], None]  # images drawn, total
 
-STEP_SECONDS = 0.32  # how long a step is shown
-LAST_SECONDS = 2.4  # and the end
-GIF_FRAMES, MP4_FRAMES = 4, 8  # pictures in one step of a field
-MP4_SCALE = 1.5  # its pixels against those of a gif
+STEP_SECONDS = 0.32  # display time of a step
+LAST_SECONDS = 2.4  # and of the end
+GIF_IMAGES, MP4_IMAGES = 4, 8  # per step of a field
+MP4_SCALE = 1.5  # resolution relative to a gif
 
 
 def checked(path: Path) -> Path:
-    """`path`, if something can be drawn there; asked before an episode is played."""
+    """Return `path` if its format can be written; called before an episode is played."""
     if path.suffix not in WRITERS:
         formats = ", ".join(WRITERS)
         raise unknown("format", path.suffix or path.name, WRITERS, f"--out ends in {formats}.")
@@ -36,7 +36,7 @@ def checked(path: Path) -> Path:
 
 
 def draw(recording: Recording, path: Path, progress: Progress) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft:
@@ -45,17 +45,17 @@ def draw(recording: Recording, path: Path, progress: Progress) -> None:
         raise UsageError(f"{path} cannot be written: {problem.strerror or problem}.") from None
 
 
-def _frames(
+def _images(
     recording: Recording, per_step: int, scale: float, progress: Progress
 ) -> Iterator[np.ndarray]:
-    """Pictures (height, width, 3) of uint8, in order."""
+    """Yield images (height, width, 3) of uint8 in order."""
     from pevdn.viewer.picture import Painter
 
     painter = Painter(recording, scale)
-    whole = len(recording.steps) * per_step + 1
-    for number in range(whole):
+    total = len(recording.steps) * per_step + 1
+    for number in range(total):
         yield painter.at(number / per_step)
-        progress(number + 1, whole)
+        progress(number + 1, total)
 
 
 def _per_step(recording: Recording, smooth: int) -> int:
@@ -65,9 +65,9 @@ def _per_step(recording: Recording, smooth: int) -> int:
 def _gif(recording: Recording, path: Path, progress: Progress) -> None:
     from PIL import Image
 
-    per_step = _per_step(recording, GIF_FRAMES)
-    images = [Image.fromarray(f) for f in _frames(recording, per_step, 1, progress)]
-    # One palette for all frames: what does not move then costs nothing.
+    per_step = _per_step(recording, GIF_IMAGES)
+    images = [Image.fromarray(pixels) for pixels in _images(recording, per_step, 1, progress)]
+    # One palette for all images: unchanged pixels then cost nothing.
     some = images[:: max(1, len(images) // 8)][:8] + images[-1:]
     sample = Image.fromarray(np.concatenate([np.asarray(image) for image in some]))
     palette = sample.quantize(128, Image.Quantize.MEDIANCUT)
@@ -79,16 +79,16 @@ def _gif(recording: Recording, path: Path, progress: Progress) -> None:
         append_images=images[1:],
         duration=[each] * (len(images) - 1) + [round(1000 * LAST_SECONDS)],
         loop=0,
-        optimize=False,  # a frame of fewer colours would need a palette of its own
+        optimize=False,  # keeps the common palette
     )
 
 
 def _mp4(recording: Recording, path: Path, progress: Progress) -> None:
     import imageio_ffmpeg
 
-    per_step = _per_step(recording, MP4_FRAMES)
-    frames = _frames(recording, per_step, MP4_SCALE, progress)
-    first = next(frames)
+    per_step = _per_step(recording, MP4_IMAGES)
+    images = _images(recording, per_step, MP4_SCALE, progress)
+    first = next(images)
     rate = per_step / STEP_SECONDS
     video = imageio_ffmpeg.write_frames(
         path,
@@ -101,14 +101,14 @@ def _mp4(recording: Recording, path: Path, progress: Progress) -> None:
         ffmpeg_log_level="error",
     )
     with warnings.catch_warnings():
-        # JAX fears a fork that goes on in Python; this one becomes ffmpeg at once.
+        # JAX warns of forks that continue in Python; this one executes ffmpeg at once.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         video.send(None)
-    frame = first
-    for frame in itertools.chain([first], frames):
-        video.send(np.ascontiguousarray(frame))
+    image = first
+    for image in itertools.chain([first], images):
+        video.send(np.ascontiguousarray(image))
     for _ in range(round(LAST_SECONDS * rate)):
-        video.send(np.ascontiguousarray(frame))
+        video.send(np.ascontiguousarray(image))
     video.close()
 
 

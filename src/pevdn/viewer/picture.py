@@ -1,4 +1,4 @@
-"""Draws one instant of a recording with matplotlib: the field, what was chosen, and Q-values."""
+"""Draw one instant of a recording with matplotlib: the scene, the actions, and Q-values."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyBboxPatch, Rectangle, RegularPolygon
 from PIL import Image
 
-from pevdn.viewer.recording import Recording, View
+from pevdn.viewer.recording import Frame, Recording
 
 DPI = 100
 WIDTH, HEIGHT, HEAD, FOOT, SIDE = 720, 480, 58, 42, 280  # pixels; even when scaled by 1.5
 
-GROUND, SEEN, EDGE = "#0d1320", "#141d30", "#22304a"
+GROUND, VISIBLE, EDGE = "#0d1320", "#141d30", "#22304a"
 INK, DIM, FAINT = "#e8edf6", "#8b98b0", "#4a5873"
 TEAMS, TEAM_NAMES = ("#4cc2ff", "#ff7a66", "#f2c14e"), ("agents", "enemies", "landmarks")
 GOOD, FAIR, BAD = "#5bd68a", "#f2c14e", "#ff5d5d"
 SHOTS = ("#bfeaff", "#ffd0c4")
 TRAIL = 3.0  # steps
-AFTERGLOW = 2.5  # views for which a shot is seen
-SMALLEST = 11  # pixels from the middle of a body to its edge
+AFTERGLOW = 2.5  # frames for which a shot is visible
+SMALLEST = 11  # radius of a body in pixels
 MOST_ROWS = 20  # of Q-values
 MOST_LABELS = 10  # agents with a label each
 
 
 class Painter:
-    """Frames of one recording, all of one size."""
+    """Draws images of one recording, all of one size."""
 
     def __init__(self, recording: Recording, scale: float = 1.0) -> None:
         self.recording, self._px = recording, scale
-        self._first = np.concatenate([[0], np.cumsum([len(s.views) for s in recording.steps])])
-        self._views = [recording.start, *itertools.chain(*(s.views for s in recording.steps))]
+        self._first = np.concatenate([[0], np.cumsum([len(s.frames) for s in recording.steps])])
+        self._frames = [recording.start, *itertools.chain(*(s.frames for s in recording.steps))]
         self._side = SIDE if recording.q_values_of is not None else 0
         if recording.scene["kind"] == "field":
-            self._frame_field()
+            self._fit_field()
         self._wide = WIDTH + self._side
         size = (self._wide / DPI, (HEAD + HEIGHT + FOOT) / DPI)
         self._figure = Figure(figsize=size, dpi=DPI * scale, facecolor=GROUND)
         self._canvas = FigureCanvasAgg(self._figure)
         self._head = self._panel(0, FOOT + HEIGHT, self._wide, HEAD)
-        self._stage = self._panel(0, FOOT, WIDTH, HEIGHT)
+        self._scene = self._panel(0, FOOT, WIDTH, HEIGHT)
         self._foot = self._panel(0, 0, WIDTH, FOOT)
         self._aside = self._panel(WIDTH, FOOT, self._side, HEIGHT) if self._side else None
         if recording.scene["kind"] == "field":
             self._legend(self._foot)
 
     def at(self, time: float) -> np.ndarray:
-        """The frame (height, width, 3) at `time`, in steps; 0 is the start."""
+        """Return the image (height, width, 3) at `time`, in steps; 0 is the start."""
         step, last = int(time), len(self.recording.steps)
         kind = self.recording.scene["kind"]
-        self._figures(_wiped(self._head), step)
-        stage = _wiped(self._stage)
-        {"field": self._field, "pictures": self._picture, "table": self._table}[kind](stage, time)
+        self._summary(_cleared(self._head), step)
+        scene = _cleared(self._scene)
+        {"field": self._field, "pictures": self._picture, "table": self._table}[kind](scene, time)
         if kind == "pictures":
-            self._said(_wiped(self._foot), step)
+            self._choice_line(_cleared(self._foot), step)
         if self._aside:
-            self._q_values(_wiped(self._aside), min(step, last - 1))
+            self._q_values(_cleared(self._aside), min(step, last - 1))
         if step == last:
-            self._ending(stage)
+            self._ending(scene)
         self._canvas.draw()
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()
 
     def _panel(self, x: float, y: float, width: float, height: float) -> Axes:
-        """Axes in pixels, from the lower left."""
+        """Add axes in pixels, from the lower left."""
         whole = self._wide, HEAD + HEIGHT + FOOT
         axes = self._figure.add_axes(
             (x / whole[0], y / whole[1], width / whole[0], height / whole[1])
@@ -82,14 +82,14 @@ class Painter:
             spine.set_visible(False)
         return axes
 
-    # ---- around the stage ----------------------------------------------------------------
+    # ---- around the scene ----------------------------------------------------------------
 
-    def _figures(self, bar: Axes, step: int) -> None:
+    def _summary(self, bar: Axes, step: int) -> None:
         r = self.recording
         _line(bar, [(0, 0.5), (self._wide, 0.5)], color=EDGE, lw=1)
         bar.text(22, 35, r.world, color=INK, size=13, weight="bold", va="center")
-        told = f"{r.algorithm} · {r.which} · episode {r.episode}"
-        bar.text(22, 16, told, color=DIM, size=8.5, va="center")
+        team = f"{r.algorithm} · {r.which} · episode {r.episode}"
+        bar.text(22, 16, team, color=DIM, size=8.5, va="center")
         total = sum(s.reward for s in r.steps[:step])
         figures = [("return", f"{total:.2f}"), ("step", f"{step} / {len(r.steps)}")]
         for place, (name, value) in enumerate(figures):
@@ -101,12 +101,12 @@ class Painter:
         r = self.recording
         colour = GOOD if r.won else BAD if r.ending == "lost" else FAIR
         box = {"boxstyle": "round,pad=0.6", "facecolor": GROUND, "edgecolor": colour, "lw": 1.5}
-        told = f"{r.ending} · return {r.total_reward:.2f} in {len(r.steps)} steps"
+        result = f"{r.ending} · return {r.total_reward:.2f} in {len(r.steps)} steps"
         style: Any = {"color": colour, "size": 13, "weight": "bold", "ha": "center", "zorder": 9}
-        axes.text(WIDTH / 2, 44, told, bbox=box, **style)
+        axes.text(WIDTH / 2, 44, result, bbox=box, **style)
 
     def _legend(self, foot: Axes) -> None:
-        """The teams by colour, then the kinds of units by shape."""
+        """Explain the colours of teams, then the shapes of unit types."""
         bodies = self.recording.scene["bodies"]
         teams = {TEAM_NAMES[b["team"]]: (TEAMS[b["team"]], b["shape"]) for b in bodies}
         kinds = {b["kind"]: (DIM, b["shape"]) for b in bodies if b["health"]}
@@ -120,9 +120,9 @@ class Painter:
 
     # ---- the field -----------------------------------------------------------------------
 
-    def _frame_field(self) -> None:
-        """The part of the world that is shown: where anything ever is, in the stage's shape."""
-        places = np.array([view["at"] for view in self._views])  # (views, bodies, 2)
+    def _fit_field(self) -> None:
+        """Choose the area to show: all positions of the episode, in the shape of the panel."""
+        places = np.array([frame["at"] for frame in self._frames])  # (frames, bodies, 2)
         radius = max(body["radius"] for body in self.recording.scene["bodies"])
         low, high = places.min((0, 1)) - 5 * radius, places.max((0, 1)) + 5 * radius
         span = high - low
@@ -133,13 +133,13 @@ class Painter:
     def _to_px(self, place: Any) -> np.ndarray:
         return (np.asarray(place) - self._low) * self._unit_px
 
-    def _now(self, time: float) -> tuple[float, View]:
-        """The number of the view at `time`, with a fraction, and that view between its two."""
+    def _now(self, time: float) -> tuple[float, Frame]:
+        """Return the fractional number of the frame at `time`, and the interpolated frame."""
         steps = self.recording.steps
         step = min(int(time), len(steps) - 1)
-        spot = self._first[step] + (time - step) * len(steps[step].views)
-        before = min(int(spot), len(self._views) - 1)
-        a, b = self._views[before], self._views[min(before + 1, len(self._views) - 1)]
+        spot = self._first[step] + (time - step) * len(steps[step].frames)
+        before = min(int(spot), len(self._frames) - 1)
+        a, b = self._frames[before], self._frames[min(before + 1, len(self._frames) - 1)]
         part = spot - before
         at = (1 - part) * np.array(a["at"]) + part * np.array(b["at"])
         return spot, {"at": at, "health": b["health"] if part else a["health"]}
@@ -147,9 +147,9 @@ class Painter:
     def _field(self, axes: Axes, time: float) -> None:
         scene = self.recording.scene
         bodies = scene["bodies"]
-        spot, view = self._now(time)
-        at = self._to_px(view["at"])
-        health = view["health"] or [1.0] * len(bodies)
+        spot, frame = self._now(time)
+        at = self._to_px(frame["at"])
+        health = frame["health"] or [1.0] * len(bodies)
         alive = [h > 0 for h in health]
         sizes = [max(b["radius"] * self._unit_px, SMALLEST) for b in bodies]
         self._ground(axes, at, alive)
@@ -168,11 +168,11 @@ class Painter:
         self._shots(axes, spot, at, sizes)
 
     def _ground(self, axes: Axes, at: np.ndarray, alive: list[bool]) -> None:
-        """What the team can see together is lighter than the rest; ranges are thin circles."""
+        """Draw the area in the team's sight lighter, and weapon ranges as thin circles."""
         bodies = self.recording.scene["bodies"]
         for i, body in enumerate(bodies):
             if body["team"] == 0 and body["sight"] and alive[i]:
-                axes.add_artist(Circle(at[i], body["sight"] * self._unit_px, color=SEEN, lw=0))
+                axes.add_artist(Circle(at[i], body["sight"] * self._unit_px, color=VISIBLE, lw=0))
         for i, body in enumerate(bodies):
             if body["range"] and alive[i]:
                 ring = Circle(at[i], body["range"] * self._unit_px, fill=False, lw=0.8)
@@ -183,9 +183,9 @@ class Painter:
             axes.add_artist(Rectangle((x, y), right - x, top - y, fill=False, edgecolor=FAINT))
 
     def _trails(self, axes: Axes, spot: float, alive: list[bool]) -> None:
-        each = len(self.recording.steps[0].views)
+        each = len(self.recording.steps[0].frames)
         first = max(0, int(spot - TRAIL * each))
-        path = self._to_px([view["at"] for view in self._views[first : int(spot) + 1]])
+        path = self._to_px([frame["at"] for frame in self._frames[first : int(spot) + 1]])
         strength = np.linspace(0, 0.55, max(len(path) - 1, 1))
         for i, body in enumerate(self.recording.scene["bodies"]):
             if len(path) > 1 and alive[i] and body["team"] < 2:
@@ -199,7 +199,7 @@ class Painter:
     def _choices(
         self, axes: Axes, at: np.ndarray, alive: list[bool], sizes: list[float], step: int
     ) -> None:
-        """An arrow for a move, a dashed line for a target, and the action's name below."""
+        """Draw an arrow for a move, a dashed line to a target, and the action's name below."""
         if step == len(self.recording.steps):
             return
         chosen = self.recording.steps[step].actions
@@ -223,11 +223,11 @@ class Painter:
 
     def _shots(self, axes: Axes, spot: float, at: np.ndarray, sizes: list[float]) -> None:
         bodies = self.recording.scene["bodies"]
-        for number in range(max(0, int(spot - AFTERGLOW)), min(len(self._views), int(spot) + 2)):
+        for number in range(max(0, int(spot - AFTERGLOW)), min(len(self._frames), int(spot) + 2)):
             age = spot - (number - 1)
             if not 0 < age <= AFTERGLOW:
                 continue
-            for i, j in self._views[number]["shots"]:
+            for i, j in self._frames[number]["shots"]:
                 light, colour = 1 - age / (AFTERGLOW + 0.5), SHOTS[bodies[i]["team"]]
                 for width, strength in ((5.0, 0.25), (1.6, 1.0)):
                     glow = {"alpha": light * strength, "zorder": 4}
@@ -236,10 +236,10 @@ class Painter:
                 hit.set(edgecolor=colour, alpha=light, zorder=4)
                 axes.add_artist(hit)
 
-    # ---- other stages --------------------------------------------------------------------
+    # ---- other scenes --------------------------------------------------------------------
 
     def _picture(self, axes: Axes, time: float) -> None:
-        data = base64.b64decode(self._views[self._first[int(time)]]["png"])
+        data = base64.b64decode(self._frames[self._first[int(time)]]["png"])
         image = Image.open(io.BytesIO(data)).convert("RGB")
         fit = min((WIDTH - 44) / image.width, (HEIGHT - 44) / image.height)
         wide, high = image.width * fit, image.height * fit
@@ -247,18 +247,18 @@ class Painter:
         axes.imshow(image, extent=(x, x + wide, y, y + high), interpolation="lanczos")
         axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
 
-    def _said(self, axes: Axes, step: int) -> None:
+    def _choice_line(self, axes: Axes, step: int) -> None:
         if step == len(self.recording.steps):
             return
         chosen = enumerate(self.recording.steps[step].actions)
         names = [f"agent {i}: {self.recording.actions[i][a]['name']}" for i, a in chosen]
-        told = "    ".join(names)[:110]
-        axes.text(22, FOOT / 2, told, color=DIM, size=8.5, va="center")
+        line = "    ".join(names)[:110]
+        axes.text(22, FOOT / 2, line, color=DIM, size=8.5, va="center")
 
     def _table(self, axes: Axes, time: float) -> None:
-        """The newest steps, one line each: where the game stood, what was chosen, what it paid."""
+        """Draw the newest steps, one line each: the state of the game, the actions, the reward."""
         r, line, step = self.recording, 30, int(time)
-        texts = [self._views[first]["text"] for first in self._first]
+        texts = [self._frames[first]["text"] for first in self._first]
         columns = np.linspace(72 + 5.6 * max(map(len, texts)), WIDTH - 90, len(r.actions) + 1)[:-1]
         y = HEIGHT - 34
         for i, x in enumerate(columns):
@@ -275,8 +275,8 @@ class Painter:
             for i, x in enumerate(columns):
                 name = r.actions[i][r.steps[number].actions[i]]["name"]
                 axes.text(x, y, name, color=ink, size=9, va="center")
-            paid = f"{r.steps[number].reward:.2f}"
-            axes.text(WIDTH - 22, y, paid, color=ink, size=9, ha="right", va="center")
+            reward = f"{r.steps[number].reward:.2f}"
+            axes.text(WIDTH - 22, y, reward, color=ink, size=9, ha="right", va="center")
 
     # ---- Q-values ------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Painter:
             axes.text(self._side - 18, y, value, color=ink, size=size, ha="right", va="center")
 
     def _q_range(self) -> tuple[float, float]:
-        """Of all that was available in the episode, so that bars of different steps compare."""
+        """Return the range of available Q-values in the episode, so that steps are comparable."""
         pairs = [
             zip(s.q_values or (), s.available or (), strict=True) for s in self.recording.steps
         ]
@@ -327,7 +327,7 @@ class Painter:
 
 
 def rows(values: list[float], available: list[bool]) -> list[int]:
-    """The actions a panel shows: all, or where they are many, the best that are available."""
+    """Return the actions to show: all or, if they are many, the best available ones."""
     if len(values) <= MOST_ROWS:
         return list(range(len(values)))
     best = sorted(np.flatnonzero(available), key=lambda a: -values[a])[:MOST_ROWS]
@@ -335,7 +335,7 @@ def rows(values: list[float], available: list[bool]) -> list[int]:
 
 
 def _unit(axes: Axes, at: Any, size: float, shape: Any, colour: str, label: str = "") -> None:
-    """A body of `size` pixels around its middle."""
+    """Draw a body with a radius of `size` pixels."""
     sides, turn = shape
     fill: Any = {"facecolor": colour, "edgecolor": GROUND, "lw": 1, "zorder": 3}
     patch: Any = Circle(at, size, **fill)
@@ -365,8 +365,8 @@ def _line(axes: Axes, points: Any, **style: Any) -> None:
     axes.add_artist(Line2D(*np.asarray(points).T, **style))
 
 
-def _wiped(axes: Axes) -> Axes:
-    """The axes without what was drawn on them: keeping them is faster than making new ones."""
+def _cleared(axes: Axes) -> Axes:
+    """Remove all artists from the axes, which is faster than making new axes."""
     for artist in (*axes.lines, *axes.patches, *axes.collections, *axes.texts, *axes.images):
         artist.remove()
     return axes

@@ -1,15 +1,15 @@
-"""An episode as it was played: plain values, so that it is drawn anywhere and kept as JSON.
+"""One played episode as plain values, which any program can draw and JSON can hold.
 
-A recording shows what an observer of the whole simulation sees, not what any agent saw. Its
-scene says once what stays the same; its views say what changes:
+A recording shows the full state of the simulation, not what any agent observed. The scene holds
+what stays the same, the frames what changes:
 
-| scene      | holds                                       | a view holds                        |
+| scene      | holds                                       | a frame holds                       |
 |------------|---------------------------------------------|-------------------------------------|
-| `field`    | `bodies`, `walls` or none, `links` of goals | `at`, `health`, `shots` by body     |
-| `pictures` |                                             | `png`, as text in base64            |
-| `table`    |                                             | `text`, where the game stands       |
+| `field`    | `bodies`, `walls` or none, `links` to goals | `at`, `health`, `shots` by body     |
+| `pictures` |                                             | `png`, base64                       |
+| `table`    |                                             | `text`, the state of the game       |
 
-The first bodies of a field are the agents. A step may have several views; the last is its end.
+The first bodies of a field are the agents. A step has one or more frames; the last is its end.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-View = dict[str, Any]
+Frame = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """One step: what everyone chose, and what came of it."""
+    """One step: the actions, and their result."""
 
     actions: list[int]  # by agent
     reward: float
-    views: list[View]
-    q_values: list[float] | None = None  # (A,) of the agent asked for, as it chose
-    available: list[bool] | None = None  # (A,) open to it then
+    frames: list[Frame]
+    q_values: list[float] | None = None  # (A,) of agent `q_values_of`, before the step
+    available: list[bool] | None = None  # (A,) its available actions
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Recording:
     world: str
     algorithm: str
     model: str
-    seed: int | None  # of the training; None if that is private, because noise may follow from it
+    seed: int | None  # of the training; None for a private run, whose noise may follow from it
     episode: int
     actions: list[list[dict[str, Any]]]  # by agent and action: a `name`, and `move` or `target`
     scene: dict[str, Any]
-    start: View
+    start: Frame
     steps: list[PlayedStep]
     ending: str  # "won", "lost" or "time is up"
-    q_values_of: int | None = None  # whose Q-values are in it
-    lane: int | None = None  # the team's number in a private run, in place of the seed
+    q_values_of: int | None = None  # the agent whose Q-values are included
+    lane: int | None = None  # instead of the seed, for a private run
 
     @property
     def which(self) -> str:
-        """Which team of the run it is."""
+        """Return the seed or the lane of the team, as text."""
         return f"seed {self.seed}" if self.lane is None else f"team {self.lane}"
 
     @property
@@ -63,6 +63,6 @@ class Recording:
         return self.ending == "won"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; `seed` or `lane`, whichever there is."""
+        """Return plain values, with either `seed` or `lane`."""
         absent = {name for name in ("seed", "lane") if getattr(self, name) is None}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in absent}

@@ -1,7 +1,7 @@
-"""What the state of a world looks like to an observer: plain views out of JAX arrays.
+"""How each world is drawn: its states as frames of plain values.
 
-SMAX and the particle worlds are fields with bodies, Overcooked is drawn by JaxMARL itself, and
-everything else is a table of what was chosen, with a line on where the game stands.
+SMAX and the particle worlds are fields with bodies, Overcooked is drawn by JaxMARL, and all other
+worlds are tables of actions with the state of the game as text.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from pevdn.errors import PevdnError
-from pevdn.viewer.recording import View
+from pevdn.viewer.recording import Frame
 from pevdn.worlds.base import AgentSpec, Step, World
 from pevdn.worlds.jaxmarl_worlds import JaxmarlWorld
 from pevdn.worlds.quiet import silence
 from pevdn.worlds.smax import SmaxWorld
 
-Named = list[list[dict[str, Any]]]  # by agent and action
+ActionNames = list[list[dict[str, Any]]]  # by agent and action
 
 
-def of(world: World) -> Look:
-    """How this world is looked at."""
+def style_for(world: World) -> Style:
+    """Return the style of a world."""
     game = world.name.partition("?")[0]
     if isinstance(world, SmaxWorld):
         return Battle(world)
@@ -37,51 +37,51 @@ def of(world: World) -> Look:
     return Table(world, *TABLES.get(game, (None, None)))
 
 
-def numbered(agents: Sequence[AgentSpec]) -> Named:
-    """Actions that nobody has named."""
+def numbered_actions(agents: Sequence[AgentSpec]) -> ActionNames:
+    """Return names for actions that have none."""
     return [[{"name": f"action {a}"} for a in range(agent.n_actions)] for agent in agents]
 
 
-def png(picture: Any) -> str:
-    """A picture (height, width, 3) of uint8, as text."""
+def png(image: Any) -> str:
+    """Encode an image (height, width, 3) of uint8 as PNG in base64."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(np.asarray(picture, np.uint8)).save(file, "PNG", optimize=True)
+    Image.fromarray(np.asarray(image, np.uint8)).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _short(values: Any, digits: int) -> Any:
+def _rounded(values: Any, digits: int) -> Any:
     return np.asarray(values, float).round(digits).tolist()
 
 
-class Look:
-    """A world in JAX, and how its states are seen; `scene` and `view` are what worlds differ in."""
+class Style:
+    """How a JAX world is drawn; subclasses define `scene` and `frame`."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
 
-    def actions(self) -> Named:
-        return numbered(self.world.agents)
+    def actions(self) -> ActionNames:
+        return numbered_actions(self.world.agents)
 
     def scene(self, state: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    def view(self, state: Any) -> View:
+    def frame(self, state: Any) -> Frame:
         raise NotImplementedError
 
     def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, Step, Any]:
-        """The world's own step, and what happened inside it."""
+        """Return the new state, the step, and the simulator's states within the step."""
         return *self.world.step(key, state, actions), ()
 
-    def views(self, before: Any, inside: Any, after: Any) -> list[View]:
-        """What there is to see of one step, in order."""
-        return [self.view(after)]
+    def frames(self, before: Any, inside: Any, after: Any) -> list[Frame]:
+        """Return the frames of one step, in order."""
+        return [self.frame(after)]
 
 
 # ---- battles ---------------------------------------------------------------------------------
 
-# Every kind of unit has a shape: corners (0: round) and a turn in degrees.
+# The shape of each unit type: corners (0: round) and rotation in degrees.
 SHAPES = {
     "marine": (0, 0),
     "marauder": (6, 0),
@@ -93,17 +93,17 @@ SHAPES = {
 NORTH_EAST_SOUTH_WEST = ([0, 1], [1, 0], [0, -1], [-1, 0])
 
 
-class Battle(Look):
-    """SMAX: units with health that move and shoot, seen at every tick of the simulator."""
+class Battle(Style):
+    """SMAX: units with health that move and shoot; one frame per tick of the simulator."""
 
     def __init__(self, world: SmaxWorld) -> None:
         super().__init__(world)
         self._env = world._env
         self._allies, self._moves = len(world.agents), self._env.num_movement_actions
 
-    def actions(self) -> Named:
-        walks = zip(("north", "east", "south", "west"), NORTH_EAST_SOUTH_WEST, strict=True)
-        moves: list[dict[str, Any]] = [{"name": name, "move": way} for name, way in walks]
+    def actions(self) -> ActionNames:
+        ways = zip(("north", "east", "south", "west"), NORTH_EAST_SOUTH_WEST, strict=True)
+        moves: list[dict[str, Any]] = [{"name": name, "move": way} for name, way in ways]
         attacks = [
             {"name": f"attack enemy {j}", "target": self._allies + j}
             for j in range(self._env.num_enemies)
@@ -117,7 +117,7 @@ class Battle(Look):
 
     def scene(self, state: Any) -> dict[str, Any]:
         env = self._env
-        figures = [
+        statistics = [
             np.asarray(by_type)[state.state.unit_types]
             for by_type in (
                 env.unit_type_radiuses,
@@ -128,7 +128,7 @@ class Battle(Look):
         ]
         bodies = []
         for i, kind in enumerate(state.state.unit_types):
-            radius, reach, sight, health = (round(float(column[i]), 4) for column in figures)
+            radius, reach, sight, health = (round(float(column[i]), 4) for column in statistics)
             name, enemy = env.unit_type_names[kind], i - self._allies
             bodies.append(
                 {
@@ -143,45 +143,45 @@ class Battle(Look):
         walls = [0, 0, env.map_width, env.map_height]
         return {"kind": "field", "bodies": bodies, "walls": walls, "links": []}
 
-    def view(self, state: Any) -> View:
-        return self._seen(state.state)
+    def frame(self, state: Any) -> Frame:
+        return self._frame(state.state)
 
-    def views(self, before: Any, inside: Any, after: Any) -> list[View]:
-        cooling, seen = before.state.unit_weapon_cooldowns, []
+    def frames(self, before: Any, inside: Any, after: Any) -> list[Frame]:
+        cooldowns, frames = before.state.unit_weapon_cooldowns, []
         for tick in range(self._env.world_steps_per_env_step):
             units = type(inside)(**{k: v[tick] for k, v in vars(inside).items()})
-            seen.append(self._seen(units, units.unit_weapon_cooldowns > cooling))
-            cooling = units.unit_weapon_cooldowns
-        # Walls that hold put units back at the end of a step.
-        seen[-1]["at"] = self._seen(after.state)["at"]
-        return seen
+            frames.append(self._frame(units, units.unit_weapon_cooldowns > cooldowns))
+            cooldowns = units.unit_weapon_cooldowns
+        # `SmaxWorld` moves units back inside the walls at the end of a step.
+        frames[-1]["at"] = self._frame(after.state)["at"]
+        return frames
 
-    def _seen(self, units: Any, fired: Any = ()) -> View:
-        """`fired` (N + E,) says who shot in this tick: whose weapon has begun to cool down."""
+    def _frame(self, units: Any, fired: Any = ()) -> Frame:
+        """Return the frame of one tick; `fired` (N + E,) marks units whose cooldown has begun."""
         corner = [self._env.map_width, self._env.map_height]
         return {
-            "at": _short(np.clip(units.unit_positions, 0, corner), 3),
-            "health": _short(units.unit_health, 2),
+            "at": _rounded(np.clip(units.unit_positions, 0, corner), 3),
+            "health": _rounded(units.unit_health, 2),
             "shots": [[int(i), self._target(units, int(i))] for i in np.flatnonzero(fired)],
         }
 
     def _target(self, units: Any, i: int) -> int:
-        """Enemies count the allies from the last to the first, as they see them."""
-        chosen = int(units.prev_attack_actions[i]) - self._moves
-        return self._allies + chosen if i < self._allies else self._allies - 1 - chosen
+        """Return the target of a unit; enemies number the allies from last to first."""
+        target = int(units.prev_attack_actions[i]) - self._moves
+        return self._allies + target if i < self._allies else self._allies - 1 - target
 
 
 # ---- particle worlds -------------------------------------------------------------------------
 
 
-class Particles(Look):
-    """MPE: agents that glide, landmarks that do not, goals, and words."""
+class Particles(Style):
+    """MPE: moving agents, fixed landmarks, goals, and messages."""
 
     def __init__(self, world: JaxmarlWorld) -> None:
         super().__init__(world)
         self._env = world._env
 
-    def actions(self) -> Named:
+    def actions(self) -> ActionNames:
         walks: list[dict[str, Any]] = [
             {"name": "wait"},
             {"name": "left", "move": [-1, 0]},
@@ -220,85 +220,86 @@ class Particles(Look):
         return {"kind": "field", "bodies": bodies, "walls": None, "links": self._goals(state.game)}
 
     def _goals(self, game: Any) -> list[list[int]]:
-        """Who has to go where, as bodies; in spread everyone may go anywhere."""
+        """Return pairs of an agent and its goal, as bodies; spread has no assigned goals."""
         if game.goal is None:
             return []
         n, goals = self._env.num_agents, np.atleast_1d(game.goal)
-        walkers = range(n - len(goals), n)  # the speaker comes first and stays where it is
+        walkers = range(n - len(goals), n)  # the speaker is first and does not move
         return [[i, n + int(goal)] for i, goal in zip(walkers, goals, strict=True)]
 
-    def view(self, state: Any) -> View:
-        return {"at": _short(state.game.p_pos, 4), "health": [], "shots": []}
+    def frame(self, state: Any) -> Frame:
+        return {"at": _rounded(state.game.p_pos, 4), "health": [], "shots": []}
 
 
 # ---- kitchens --------------------------------------------------------------------------------
 
 
-class Kitchen(Look):
+class Kitchen(Style):
     """Overcooked, drawn by JaxMARL."""
 
-    def __init__(self, world: JaxmarlWorld, actions: str, draw: Callable[[Any], Any]) -> None:
+    def __init__(self, world: JaxmarlWorld, actions: str, render: Callable[[Any], Any]) -> None:
         super().__init__(world)
-        self._names, self._draw = actions.split(), draw
+        self._names, self._render = actions.split(), render
 
-    def actions(self) -> Named:
+    def actions(self) -> ActionNames:
         return [[{"name": name} for name in self._names] for _ in self.world.agents]
 
     def scene(self, state: Any) -> dict[str, Any]:
         return {"kind": "pictures"}
 
-    def view(self, state: Any) -> View:
-        return {"png": png(self._draw(state.game))}
+    def frame(self, state: Any) -> Frame:
+        return {"png": png(self._render(state.game))}
 
 
-def _kitchen(game: Any) -> Any:
+def _render_kitchen(game: Any) -> Any:
     with silence():
         from jaxmarl.viz.overcooked_visualizer import OvercookedVisualizer
 
-    floor = np.asarray(game.maze_map)[4:-4, 4:-4]  # JaxMARL pads it for the view of an agent
+    floor = np.asarray(game.maze_map)[4:-4, 4:-4]  # without JaxMARL's padding
     return OvercookedVisualizer._render_grid(
         floor, agent_dir_idx=game.agent_dir_idx, agent_inv=game.agent_inv
     )
 
 
-@functools.cache  # it compiles its drawing
+@functools.cache  # it compiles
 def _visualizer() -> Any:
     try:
         with silence():
             from jaxmarl.viz.overcooked_v2_visualizer import OvercookedV2Visualizer
     except ModuleNotFoundError:
         raise PevdnError(
-            "JaxMARL needs imageio to draw overcooked_v2; run `pip install 'pevdn[video]'`."
+            "JaxMARL draws overcooked_v2 with imageio, which is missing; run `pip install "
+            "'pevdn[video]'`."
         ) from None
     return OvercookedV2Visualizer()
 
 
-def _kitchen_v2(game: Any) -> Any:
+def _render_kitchen_v2(game: Any) -> Any:
     return _visualizer()._render_state(game)
 
 
 KITCHENS = {
-    "jaxmarl:overcooked": ("up down right left stay interact", _kitchen),
-    "jaxmarl:overcooked_v2": ("right down left up stay interact", _kitchen_v2),
+    "jaxmarl:overcooked": ("up down right left stay interact", _render_kitchen),
+    "jaxmarl:overcooked_v2": ("right down left up stay interact", _render_kitchen_v2),
 }
 
 
 # ---- tables ----------------------------------------------------------------------------------
 
 
-class Table(Look):
-    """Any other world: what was chosen, and where the game stands if that can be said."""
+class Table(Style):
+    """Any other world: the actions, and the state of the game as text if known."""
 
     def __init__(
         self,
         world: World,
         names: Callable[[Any], Sequence[str]] | None,
-        standing: Callable[[Any], str] | None,
+        describe: Callable[[Any], str] | None,
     ) -> None:
         super().__init__(world)
-        self._names, self._standing = names, standing
+        self._names, self._describe = names, describe
 
-    def actions(self) -> Named:
+    def actions(self) -> ActionNames:
         if self._names is None:
             return super().actions()
         names = self._names(self.world)
@@ -307,8 +308,8 @@ class Table(Look):
     def scene(self, state: Any) -> dict[str, Any]:
         return {"kind": "table"}
 
-    def view(self, state: Any) -> View:
-        return {"text": self._standing(state) if self._standing else ""}
+    def frame(self, state: Any) -> Frame:
+        return {"text": self._describe(state) if self._describe else ""}
 
 
 def _cues(world: Any) -> Sequence[str]:
@@ -316,26 +317,26 @@ def _cues(world: Any) -> Sequence[str]:
 
 
 def _cards(world: Any) -> Sequence[str]:
-    """JaxMARL writes D0, P0, HR to P1 relative, N."""
-    spoken = {"D": "discard ", "P": "play ", "H": "hint ", "N": "pass"}
+    """Spell out JaxMARL's codes, such as D0, P0, HR to P1 relative, N."""
+    words = {"D": "discard ", "P": "play ", "H": "hint ", "N": "pass"}
     return [
-        spoken[code[0]] + code[1:].removesuffix(" relative").replace("P", "+")
+        words[code[0]] + code[1:].removesuffix(" relative").replace("P", "+")
         for code in world._env.action_encoding.values()
     ]
 
 
 def _piles(state: Any) -> str:
     tops = np.asarray(state.game.fireworks).sum(axis=1).astype(int)
-    made = " ".join(f"{colour}{top}" for colour, top in zip("RYGWB", tops, strict=True))
+    piles = " ".join(f"{colour}{top}" for colour, top in zip("RYGWB", tops, strict=True))
     hints, lives = np.sum(state.game.info_tokens), np.sum(state.game.life_tokens)
-    return f"{made} · hints {int(hints)} · lives {int(lives)}"
+    return f"{piles} · hints {int(hints)} · lives {int(lives)}"
 
 
 def _room(state: Any) -> str:
     game = state.game
-    been = " ".join(str(i) for i in np.flatnonzero(game.has_been)) or "nobody"
+    visited = " ".join(str(i) for i in np.flatnonzero(game.has_been)) or "none"
     light = "on" if game.bulb_state else "off"
-    return f"in the room {int(game.agent_in_room)} · light {light} · been {been}"
+    return f"in the room {int(game.agent_in_room)} · light {light} · visited {visited}"
 
 
 TABLES: dict[str, tuple[Callable[[Any], Sequence[str]], Callable[[Any], str]]] = {

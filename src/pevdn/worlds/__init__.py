@@ -1,6 +1,6 @@
-"""Environments behind one interface; `make` builds one from its id, `available` lists them.
+"""Worlds behind one interface: `make` builds one from its id, `available` lists them.
 
-Importing this package imports neither JAX nor any simulator: `pevdn worlds` answers at once.
+Importing this package imports neither JAX nor a simulator: `pevdn worlds` stays quick.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pevdn.worlds.base import ExternalWorld, World
 
 FAMILIES = {
-    "jaxmarl": "a cooperative world of JaxMARL",
-    "pettingzoo": "any parallel environment of PettingZoo with discrete actions",
-    "smac": "StarCraft II itself, through SMAC",
+    "jaxmarl": "a cooperative JaxMARL world",
+    "pettingzoo": "any PettingZoo parallel environment with discrete actions",
+    "smac": "StarCraft II through SMAC",
     "smax": "stock SMAX",
     "smax-sc2": "SMAX with StarCraft II's rules",
-    "toy": "a toy with a known answer",
+    "toy": "a toy game with a known optimum",
 }
-OPEN_FAMILIES = {"pettingzoo": "MODULE[?argument=value]", "smac": "MAP"}  # not listed one by one
+OPEN_FAMILIES = {"pettingzoo": "MODULE[?argument=value]", "smac": "MAP"}  # not enumerable
 
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """What `pevdn worlds` says of one world."""
+    """One row of `pevdn worlds`."""
 
     id: str
     agents: int
@@ -38,7 +38,7 @@ class WorldInfo:
 
 
 def available() -> list[WorldInfo]:
-    """Every world that `make` can build; of the open families there are any number besides."""
+    """Return all worlds that `make` can build, except those of `OPEN_FAMILIES`."""
     stock = [
         WorldInfo(f"smax:{name}", m.allies, STOCK_LIMIT, f"{m.units}; {FAMILIES['smax']}")
         for name, m in BATTLE_MAPS.items()
@@ -56,16 +56,16 @@ def available() -> list[WorldInfo]:
 
 
 def team_size(world_id: str) -> int:
-    """How many agents a world has; those that are listed are not made for it."""
+    """Return the number of agents; only a world that is not listed is built for it."""
     listed = {world.id: world.agents for world in available()}
     return listed[world_id] if world_id in listed else len(make(world_id).agents)
 
 
-@functools.cache  # a world never changes, and compiled programs are kept per world object
+@functools.cache  # worlds are immutable, and compiled programs are cached per world object
 def make(world_id: str) -> Any:
-    """The world called `world_id`, such as `smax-sc2:3m`; the same object for the same id.
+    """Return the world with this id, such as `smax-sc2:3m`; equal ids give the same object.
 
-    It is a `World` or, for StarCraft II and PettingZoo, a `ExternalWorld`.
+    It is a `World` or, for StarCraft II and PettingZoo, an `ExternalWorld`.
     """
     family, _, name = world_id.partition(":")
     if family == "pettingzoo":
@@ -98,11 +98,11 @@ def make(world_id: str) -> Any:
 def adopt(
     env: Any, *, max_steps: int | None = None, team_reward: str = "sum"
 ) -> World | ExternalWorld:
-    """The world of an object, or of a function or class that makes one.
+    """Return the world of an environment object, or of a function or class that makes one.
 
-    An object is played as the one copy there is, and is not closed. Who makes it can have copies
-    side by side. `max_steps` is for an environment that does not say how long its episodes are;
-    `team_reward`, for PettingZoo: the "sum" of what the agents are paid, their "mean", or "common".
+    An object runs in this process as the only worker, and is not closed. A factory can serve
+    several workers. `max_steps` is needed if the environment does not state its episode limit.
+    `team_reward` combines the rewards of a PettingZoo environment: "sum", "mean" or "common".
     """
     if isinstance(env, str):
         return make(env)
@@ -112,7 +112,7 @@ def adopt(
 
 
 def _unknown_world(world_id: str) -> UsageError:
-    """Names the nearest id: within the family if that is right, else by what follows the colon."""
+    """Return an error that names the nearest id, within the family if that is known."""
     ids = [info.id for info in available()]
     family, colon, _ = world_id.partition(":")
     if colon and family in FAMILIES:

@@ -1,11 +1,11 @@
-"""What a world is: the only thing a team sees of its environment.
+"""The interface of a world, compiled (JAX) or external.
 
-A world hands every agent its own observation and its own available actions, and the team one
-reward. It never hands one agent's observation to another: the views of a step are a tuple with
-one entry per agent, and the runtime passes entry i to agent i alone.
+A world gives each agent its own observation and available actions, and the team one reward. It
+never gives one agent's observation to another: the observations of a step are a tuple with one
+entry per agent, and the runtimes pass entry i to agent i alone.
 
-Shapes: N agents, O_i the size of agent i's observation, A_i the number of its actions.
-Agents may be unlike each other: O_i and A_i may differ within a team.
+Shapes: N agents, O_i the size of agent i's observation, A_i the number of its actions. O_i and A_i
+may differ within a team.
 """
 
 from __future__ import annotations
@@ -21,15 +21,23 @@ from pevdn.worlds.interface import AgentSpec, EntityGroup
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["AgentSpec", "EntityGroup", "ExternalEnv", "ExternalWorld", "Step", "World", "host_step"]
+__all__ = [
+    "AgentSpec",
+    "EntityGroup",
+    "ExternalEnv",
+    "ExternalWorld",
+    "Step",
+    "World",
+    "external_step",
+]
 
 
 class Step(NamedTuple):
-    """What the team gets from one step of a world.
+    """The result of one step of a world.
 
     `observations[i]` (O_i,) float and `available[i]` (A_i,) bool belong to agent i alone.
-    `done` ends the episode; `truncated` says that only the clock ended it, so that values are
-    still bootstrapped from the last observation.
+    `done` ends the episode. `truncated` marks an end by the time limit alone: learning bootstraps
+    from the last observation.
     """
 
     observations: tuple[Array, ...]
@@ -40,19 +48,19 @@ class Step(NamedTuple):
     won: Array  # () bool, meaningful when done
 
 
-def host_step(
+def external_step(
     observations: Any, available: Any, reward: float, done: bool, truncated: bool, won: bool
 ) -> Step:
-    """A step of a world outside of JAX: the same with numpy's arrays and numbers."""
+    """Return the step of an external world, with numpy arrays and scalars."""
     numbers: Any = (np.float32(reward), np.bool_(done), np.bool_(truncated), np.bool_(won))
     return Step(tuple(observations), tuple(available), *numbers)
 
 
 @runtime_checkable
 class World(Protocol):
-    """A world whose `reset` and `step` are pure JAX functions, so that whole episodes compile.
+    """A world whose `reset` and `step` are pure JAX functions: whole episodes compile.
 
-    `state` is any pytree of arrays; it holds everything, and no agent ever sees it.
+    `state` is a pytree of arrays that holds the full state; no agent sees it.
     """
 
     name: str
@@ -60,26 +68,27 @@ class World(Protocol):
     max_steps: int
 
     def reset(self, key: Array) -> tuple[Any, Step]:
-        """Start an episode; the returned step carries reward 0 and done False."""
+        """Start an episode; the returned step has reward 0 and done False."""
         ...
 
     def step(self, key: Array, state: Any, actions: tuple[Array, ...]) -> tuple[Any, Step]:
-        """Play one action () int32 per agent."""
+        """Take one action () int32 per agent."""
         ...
 
 
 class ExternalEnv(Protocol):
-    """One copy of a world outside of JAX: it keeps its own state, and its arrays are numpy's.
+    """One environment of an external world: it keeps its own state and returns numpy arrays.
 
-    A copy that can be drawn also has `render()`, a picture (height, width, 3) of uint8.
+    An environment that can be drawn also has `render()`, which returns an image (height, width, 3)
+    of uint8.
     """
 
     def reset(self, seed: int) -> Step:
-        """Start an episode; the same seed (31 bits) and actions give the same episode."""
+        """Start an episode; equal seeds (31 bits) and actions give equal episodes."""
         ...
 
     def step(self, actions: tuple[int, ...]) -> Step:
-        """Play one action per agent."""
+        """Take one action per agent."""
         ...
 
     def close(self) -> None: ...
@@ -87,11 +96,14 @@ class ExternalEnv(Protocol):
 
 @dataclass(frozen=True)
 class ExternalWorld:
-    """A world outside of JAX: what the team needs to know of it, and how a copy is made."""
+    """A world outside JAX: its interface, and a function that builds one environment of it.
+
+    `build` must be picklable unless `max_workers` is 1. If it has a parameter `drawn`, `drawn=True`
+    builds an environment with `render()`.
+    """
 
     name: str
     agents: tuple[AgentSpec, ...]
     max_steps: int
-    build: Callable[..., ExternalEnv]  # can be pickled, unless there is one copy at most; takes
-    # drawn=True for a copy that can be drawn, if the world can
-    copies: int | None = None  # the most that can exist side by side; None: any number
+    build: Callable[..., ExternalEnv]
+    max_workers: int | None = None  # environments that may exist at the same time; None: no limit

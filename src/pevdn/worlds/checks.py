@@ -1,4 +1,4 @@
-"""`check_env`: plays a world with random available actions, and says what is wrong with it."""
+"""`check_env`: play a world with random available actions and report its problems."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pevdn.worlds.base import AgentSpec, ExternalWorld, Step, World
 from pevdn.worlds.external import problem_of
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-SEEDS = 8  # tried until two of them differ
-LARGE = 100.0  # an observation beyond this learns badly
+SEEDS = 8  # compared, until two give different episodes
+LARGE = 100.0  # learning from larger observations is poor
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     result: str  # ok, warning or error
-    sentence: str  # what was seen, and how to mend it
+    sentence: str  # the finding, and the fix
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A world and what was found about it."""
+    """A world and the results of its checks."""
 
     env: str
     agents: tuple[AgentSpec, ...]
@@ -39,35 +39,35 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether a team can train there: nothing is an error."""
+        """Return whether a team can train in it: no check is an error."""
         return all(check.result != ERROR for check in self.checks)
 
 
 def check_env(env: Any, *, episodes: int = 5, seed: int = 0) -> Checked:
-    """Play so many episodes, and a few more to compare with, in a world of any kind.
+    """Play `episodes` episodes, and a few more for comparison, and return the checks.
 
-    `env` is what `pevdn.train` takes: an id, or an object. Episodes start from the seeds `seed`,
-    `seed` + 1, …; actions are drawn evenly from the available ones.
+    `env` is an id or an object, as for `pevdn.train`. The episodes have the seeds `seed`,
+    `seed` + 1, …; actions are uniform among the available ones.
     """
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}, but must be at least 1")
     world = adopt(env)
-    copy: Any = world.build() if isinstance(world, ExternalWorld) else _Stepwise(world)
+    instance: Any = world.build() if isinstance(world, ExternalWorld) else _JaxEnvironment(world)
     try:
-        checks = tuple(_checks(world, copy, episodes, seed))
+        checks = tuple(_checks(world, instance, episodes, seed))
     finally:
-        copy.close()
+        instance.close()
     return Checked(world.name, world.agents, world.max_steps, checks)
 
 
-class _Wrong(Exception):
-    """What broke an episode off."""
+class _Failed(Exception):
+    """The reason why an episode could not be completed."""
 
 
 @dataclass
 class _Episode:
     steps: list[Step] = field(default_factory=list)
-    paid: list[dict[Any, float]] = field(default_factory=list)  # PettingZoo's rewards, if it is
+    rewards: list[dict[Any, float]] = field(default_factory=list)  # by agent, of PettingZoo worlds
     seconds: float = 0.0
 
     @property
@@ -88,72 +88,77 @@ class _Episode:
         )
 
 
-def _checks(world: Any, copy: Any, episodes: int, seed: int) -> Iterator[Check]:
+def _checks(world: Any, env: Any, episodes: int, seed: int) -> Iterator[Check]:
     yield _team(world.agents)
-    if isinstance(copy, _Stepwise) and (changed := copy.changed_types()):
+    in_jax = isinstance(env, _JaxEnvironment)
+    if in_jax and (changed := env.changed_types()):
         yield Check("types", ERROR, changed)
         return
     try:
-        played = [_play(world, copy, seed + i, seed + i, i) for i in range(episodes)]
-        again = _play(world, copy, seed, seed, episodes)
+        played = [_play(world, env, seed + i, seed + i, i) for i in range(episodes)]
+        again = _play(world, env, seed, seed, episodes)
         differs = any(
-            not played[0].same_as(_play(world, copy, seed + i, seed, episodes + i))
+            not played[0].same_as(_play(world, env, seed + i, seed, episodes + i))
             for i in range(1, SEEDS)
         )
-    except _Wrong as problem:
+    except _Failed as problem:
         yield Check("steps", ERROR, str(problem))
         return
     steps = sum(episode.length for episode in played)
-    yield Check("steps", OK, f"shapes, numbers, masks and flags are right in {steps} steps")
-    yield _views(played)
+    yield Check("steps", OK, f"shapes, numbers, masks and flags are valid in {steps} steps")
+    yield _observations(played)
     yield _masks(played)
-    yield _repeatable(copy, played[0].same_as(again), seed)
+    yield _repeatable(env, played[0].same_as(again), seed)
     yield _chance(differs, seed)
-    yield _reward(copy, played)
+    yield _reward(env, played)
     yield _end(world, played)
     yield _leaving(played)
-    yield _won(copy, played)
+    yield _won(env, played)
     timed = [*played[1:], again]  # without the first, which starts or compiles the world
     speed = sum(e.length for e in timed) / max(sum(e.seconds for e in timed), 1e-9)
-    alone = "one at a time; training compiles them" if isinstance(copy, _Stepwise) else "in a copy"
-    yield Check("speed", OK, f"{speed:,.0f} steps a second, {alone}")
+    how = "one at a time; training compiles whole episodes" if in_jax else "by one worker"
+    yield Check("speed", OK, f"{speed:,.0f} steps per second, {how}")
 
 
-def _play(world: Any, copy: Any, seed: int, chance: int, number: int) -> _Episode:
-    """One episode from `seed`; the actions are drawn from a generator that starts at `chance`."""
-    draw = np.random.default_rng(chance)
+def _play(world: Any, env: Any, seed: int, action_seed: int, number: int) -> _Episode:
+    """Play one episode from `seed`, with actions from a generator seeded with `action_seed`."""
+    generator = np.random.default_rng(action_seed)
     episode, began, where = _Episode(), time.perf_counter(), f"in episode {number}"
     try:
-        step = copy.reset(seed)
-        _look(step, world, f"{where}, at reset")
+        step = env.reset(seed)
+        _require_valid(step, world, f"{where}, at reset")
         if step.done:
-            raise _Wrong(f"reset gave an episode that is already done, {where}")
+            raise _Failed(f"reset returned an episode that is already done, {where}")
         episode.steps.append(step)
         while not step.done:
             at = f"{where}, step {episode.length + 1}"
             if episode.length >= world.max_steps:
-                raise _Wrong(
-                    f"an episode is not over after max_steps, {world.max_steps} {where}; end it "
+                raise _Failed(
+                    f"the episode is not over after max_steps={world.max_steps}, {where}; end it "
                     "with done and truncated"
                 )
-            actions = tuple(int(draw.choice(np.flatnonzero(open_))) for open_ in step.available)
-            step = copy.step(actions)
-            _look(step, world, at)
+            actions = tuple(int(generator.choice(np.flatnonzero(mask))) for mask in step.available)
+            step = env.step(actions)
+            _require_valid(step, world, at)
             episode.steps.append(step)
-            episode.paid.append(dict(getattr(copy, "paid", {})))
-    except (_Wrong, PevdnError) as problem:
-        raise _Wrong(str(problem)) from problem
+            episode.rewards.append(dict(getattr(env, "rewards", {})))
+    except (_Failed, PevdnError) as problem:
+        raise _Failed(str(problem)) from problem
     except Exception as problem:
         at = f"step {episode.length + 1}" if episode.steps else "at reset"
-        said = (str(problem).strip().splitlines() or [""])[0]
-        raise _Wrong(f"it raised {type(problem).__name__}: {said}, {where}, {at}") from problem
+        raise _Failed(f"it raised {_short(problem)}, {where}, {at}") from problem
     episode.seconds = time.perf_counter() - began
     return episode
 
 
-def _look(step: Step, world: Any, where: str) -> None:
-    if found := problem_of(step, world.agents):
-        raise _Wrong(f"it {found}, {where}")
+def _require_valid(step: Step, world: Any, where: str) -> None:
+    if problem := problem_of(step, world.agents):
+        raise _Failed(f"it {problem}, {where}")
+
+
+def _short(problem: Exception) -> str:
+    """Return the type and the first line of an exception."""
+    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or [''])[0]}"
 
 
 # ---- one check each --------------------------------------------------------------------------
@@ -163,27 +168,27 @@ def _team(agents: tuple[AgentSpec, ...]) -> Check:
     sizes = sorted({(a.observation_size, a.n_actions) for a in agents})
     each = " and ".join(f"{o} numbers and {a} actions" for o, a in sizes)
     if len(agents) == 1:
-        return Check("team", WARNING, f"there is one agent, which is no team; {each}")
-    alike = "each with" if len(sizes) == 1 else "unlike, with"
-    return Check("team", OK, f"{len(agents)} agents, {alike} {each}")
+        return Check("team", WARNING, f"there is only one agent, with {each}; a team needs two")
+    kind = "each with" if len(sizes) == 1 else "of different sizes, with"
+    return Check("team", OK, f"{len(agents)} agents, {kind} {each}")
 
 
-def _views(played: list[_Episode]) -> Check:
-    views = zip(*(s.observations for e in played for s in e.steps), strict=True)  # agent by agent
-    blind = [i for i, seen in enumerate(views) if all(np.array_equal(seen[0], x) for x in seen)]
-    if blind:
+def _observations(played: list[_Episode]) -> Check:
+    by_agent = zip(*(s.observations for e in played for s in e.steps), strict=True)
+    constant = [i for i, own in enumerate(by_agent) if all(np.array_equal(own[0], x) for x in own)]
+    if constant:
         return Check(
-            "views",
+            "observations",
             WARNING,
-            f"agent {blind[0]} saw the same numbers in every step; some environments draw their "
-            "pictures only if they are made with render_mode=rgb_array",
+            f"agent {constant[0]} observed the same numbers in every step; some environments "
+            "render image observations only with render_mode=rgb_array",
         )
     largest = max(float(np.abs(o).max()) for e in played for s in e.steps for o in s.observations)
     if largest > LARGE:
         return Check(
-            "views", WARNING, f"observations reach {largest:g}; scale them: networks learn near 1"
+            "observations", WARNING, f"observations reach {largest:g}; scale them to about 1"
         )
-    return Check("views", OK, f"observations reach {largest:.3g}")
+    return Check("observations", OK, f"observations reach {largest:.3g}")
 
 
 def _masks(played: list[_Episode]) -> Check:
@@ -194,16 +199,16 @@ def _masks(played: list[_Episode]) -> Check:
     return Check("masks", OK, f"{share:.0%} of the actions are available on average")
 
 
-def _repeatable(copy: Any, same: bool, seed: int) -> Check:
+def _repeatable(env: Any, same: bool, seed: int) -> Check:
     if same:
         return Check("repeatable", OK, f"seed {seed} and the same actions gave the same episode")
     why = (
-        f"seed {seed} and the same actions gave two different episodes: draw everything from a "
-        "generator that reset(seed) makes, and leave nothing over from the episode before"
-        if copy.seeded
-        else "it takes no seed when it is reset, so that no episode can be repeated"
+        f"seed {seed} and the same actions gave two different episodes: draw all random numbers "
+        "from a generator seeded in reset(seed), and keep no state from the previous episode"
+        if env.seeded
+        else "reset takes no seed, so no episode can be repeated"
     )
-    return Check("repeatable", WARNING, f"{why}; until then no training can be repeated")
+    return Check("repeatable", WARNING, f"{why}; training is not reproducible")
 
 
 def _chance(differs: bool, seed: int) -> Check:
@@ -212,63 +217,63 @@ def _chance(differs: bool, seed: int) -> Check:
     return Check(
         "chance",
         WARNING,
-        f"the seeds {seed} to {seed + SEEDS - 1} and the same actions gave the same episode: there "
-        "is no chance in this world, or reset does not use its seed",
+        f"the seeds {seed} to {seed + SEEDS - 1} and the same actions gave the same episode: the "
+        "world is deterministic, or reset does not use its seed",
     )
 
 
-def _reward(copy: Any, played: list[_Episode]) -> Check:
+def _reward(env: Any, played: list[_Episode]) -> Check:
     rewards = np.array([s.reward for e in played for s in e.steps[1:]])
     if not rewards.any():
-        return Check("reward", WARNING, "no step paid anything: a team learns from what differs")
-    said = f"the team is paid {rewards.min():.3g} to {rewards.max():.3g} a step"
-    paid = [pay for e in played for pay in e.paid if pay]
-    if not paid:
-        return Check("reward", OK, f"{said}, the same for all")
-    how = copy.team_reward
+        return Check("reward", WARNING, "every reward was 0: there is nothing to learn from")
+    reach = f"the team's reward is {rewards.min():.3g} to {rewards.max():.3g} per step"
+    by_agent = [own for e in played for own in e.rewards if own]
+    if not by_agent:
+        return Check("reward", OK, reach)
+    how = env.team_reward
     if how == "common":
-        return Check("reward", OK, f"{said}, which is what every agent is paid")
-    if all(len(set(pay.values())) == 1 for pay in paid):
-        once = "; if it always is, team-reward=common counts it once" if how == "sum" else ""
-        return Check("reward", OK, f"{said}: the {how} of what all were paid, alike{once}")
-    return Check("reward", OK, f"{said}: the {how} of what the agents were paid, which differed")
+        return Check("reward", OK, f"{reach}, common to all agents")
+    if all(len(set(own.values())) == 1 for own in by_agent):
+        hint = "; if they always are, team-reward=common counts them once" if how == "sum" else ""
+        return Check("reward", OK, f"{reach}: the {how} of the agents' rewards, all equal{hint}")
+    return Check("reward", OK, f"{reach}: the {how} of the agents' rewards, which differed")
 
 
 def _end(world: Any, played: list[_Episode]) -> Check:
     lengths = [e.length for e in played]
-    clocked = sum(bool(e.last.truncated) for e in played)
-    long = f"{min(lengths)} to {max(lengths)}" if len(set(lengths)) > 1 else str(lengths[0])
+    truncated = sum(bool(e.last.truncated) for e in played)
+    span = f"{min(lengths)} to {max(lengths)}" if len(set(lengths)) > 1 else str(lengths[0])
     return Check(
         "end",
         OK,
-        f"episodes took {long} of {world.max_steps} steps; {clocked} of {len(played)} were "
-        "truncated by the clock",
+        f"episodes took {span} of {world.max_steps} steps; {truncated} of {len(played)} were "
+        "truncated",
     )
 
 
 def _leaving(played: list[_Episode]) -> Check:
-    """Who sees nothing and can do one thing only, before the end."""
+    """Count episodes that an agent left early: it observes zeros and has one action."""
 
-    def gone(seen: Any, open_: Any) -> bool:
-        return not seen.any() and open_.sum() == 1
+    def gone(observation: Any, mask: Any) -> bool:
+        return not observation.any() and mask.sum() == 1
 
     left = sum(
-        any(gone(*view) for view in zip(s.observations, s.available, strict=True))
+        any(gone(*own) for own in zip(s.observations, s.available, strict=True))
         for e in played
         for s in e.steps[-2:-1]
     )
     if left:
-        return Check("leaving", OK, f"agents had left before the end in {left} of {len(played)}")
+        return Check("leaving", OK, f"agents left before the end in {left} of {len(played)}")
     return Check("leaving", OK, "every agent stayed to the end")
 
 
-def _won(copy: Any, played: list[_Episode]) -> Check:
-    if not copy.tells_won:
+def _won(env: Any, played: list[_Episode]) -> Check:
+    if not env.reports_won:
         return Check(
             "won",
             WARNING,
-            "nothing says whether an episode was won, so win_rate stays 0 and return is what "
-            "counts; put won=True into an agent's info at the end of a won one",
+            "the world does not report victories, so win_rate stays 0 and only return is "
+            "meaningful; set won=True in an agent's info at the end of a won episode",
         )
     won = sum(bool(e.last.won) for e in played)
     return Check("won", OK, f"{won} of {len(played)} random episodes were won")
@@ -277,10 +282,10 @@ def _won(copy: Any, played: list[_Episode]) -> Check:
 # ---- worlds in JAX ---------------------------------------------------------------------------
 
 
-class _Stepwise:
-    """A world in JAX, played one step at a time."""
+class _JaxEnvironment:
+    """A JAX world as an `ExternalEnv`, played one step at a time."""
 
-    seeded = tells_won = True
+    seeded = reports_won = True
 
     def __init__(self, world: World) -> None:
         import jax
@@ -306,7 +311,7 @@ class _Stepwise:
         pass
 
     def changed_types(self) -> str | None:
-        """A loop over steps compiles only if a step gives back the types that it takes."""
+        """Return how the types of `reset` and `step` differ: a compiled loop needs equal ones."""
         import jax
 
         def types(tree: Any) -> list[str]:
@@ -322,9 +327,8 @@ class _Stepwise:
             before = jax.eval_shape(self.world.reset, key)
             after = jax.eval_shape(self.world.step, key, before[0], actions)
         except Exception as problem:
-            said = (str(problem).strip().splitlines() or [""])[0]
-            return f"it does not compile: {type(problem).__name__}: {said}"
+            return f"it does not compile: {_short(problem)}"
         for one, two in zip(types(before), types(after), strict=False):
             if one != two:
-                return f"reset gives {one}, but a step gives {two}: both must have the same types"
+                return f"reset returns {one}, but step returns {two}; their types must be equal"
         return None

@@ -1,4 +1,4 @@
-"""What a step of a world outside of JAX must be before it reaches an agent, and who takes none."""
+"""Validate the steps of external worlds, and sanitise them for private training."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from pevdn.worlds.base import ExternalEnv, ExternalWorld, Step, World
 from pevdn.worlds.interface import AgentSpec
 
 
-def inside(world: World | ExternalWorld, what: str) -> World:
-    """The world, if it is inside of JAX, as `what` needs it."""
+def require_jax(world: World | ExternalWorld, purpose: str) -> World:
+    """Return the world if it is a JAX world, which `purpose` needs; else raise `UsageError`."""
     if isinstance(world, ExternalWorld):
         raise UsageError(
-            f"world '{world.name}' is outside of JAX, but {what} needs one that compiles; take "
-            "another, such as smax-sc2:3m."
+            f"world '{world.name}' is an external world, but {purpose} needs one that compiles; "
+            "use a JAX world such as smax-sc2:3m."
         )
     return world
 
 
-def unstoppable(world: ExternalWorld) -> ExternalWorld:
-    """The same world, for training with DP: no number that it gives stops the run.
+def sanitise(world: ExternalWorld) -> ExternalWorld:
+    """Return the world for training with DP: no number that it gives stops the run.
 
-    That an episode held NaN would become known without noise. Numbers that are not finite count as
-    0, and an agent without an available action may do anything. A world that raises, hangs, or
-    gives other shapes is still stopped: that is an event of the world and not of its data.
+    Stopping would reveal, without noise, that an episode held NaN. Non-finite numbers become 0, and
+    an agent without an available action may take any. A world that raises, hangs or returns wrong
+    shapes still stops the run: that is an event of the world, not of its data.
     """
-    return dataclasses.replace(world, build=Mending(world.build))
+    return dataclasses.replace(world, build=SanitisedBuild(world.build))
 
 
-class Mending:
-    """Builds copies of a world whose steps are mended."""
+class SanitisedBuild:
+    """Builds environments whose steps are sanitised; picklable if `build` is."""
 
     def __init__(self, build: Callable[..., ExternalEnv]) -> None:
         self._build = build
 
-    def __call__(self, **how: Any) -> ExternalEnv:
-        return Mended(self._build(**how))
+    def __call__(self, **options: Any) -> ExternalEnv:
+        return SanitisedEnv(self._build(**options))
 
 
-class Mended:
-    """A copy of a world, and in front of it what mends its steps."""
+class SanitisedEnv:
+    """An environment whose steps are sanitised."""
 
     def __init__(self, env: ExternalEnv) -> None:
         self._env = env
 
     def reset(self, seed: int) -> Step:
-        return mended(self._env.reset(seed))
+        return sanitise_step(self._env.reset(seed))
 
     def step(self, actions: tuple[int, ...]) -> Step:
-        return mended(self._env.step(actions))
+        return sanitise_step(self._env.step(actions))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
 
-def mended(step: Step) -> Step:
-    """The step with finite numbers and an available action; one of another form as it is."""
+def sanitise_step(step: Step) -> Step:
+    """Return the step with finite numbers and an available action; leave malformed ones as is."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            seen: Any = tuple(_finite(view) for view in step.observations)
+            observations: Any = tuple(_finite(observation) for observation in step.observations)
             masks: Any = tuple(np.asarray(mask, bool) for mask in step.available)
             reward: Any = _finite(step.reward)
     except (TypeError, ValueError, AttributeError):
         return step
     masks = tuple(mask if mask.any() else np.ones_like(mask) for mask in masks)
-    return step._replace(observations=seen, available=masks, reward=reward)
+    return step._replace(observations=observations, available=masks, reward=reward)
 
 
 def _finite(value: Any) -> np.ndarray:
@@ -78,10 +78,10 @@ def _finite(value: Any) -> np.ndarray:
 
 
 def problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
-    """What is wrong with a step, as in "the world … gave the reward nan"; None if nothing is.
+    """Return what is wrong with a step, such as "returned reward nan", or None.
 
-    Numbers are judged as the 32-bit floats that agents are given. Whoever plays on, or whose
-    values are bootstrapped from this step, needs an available action.
+    Numbers are checked as the 32-bit floats that agents receive. An agent that plays on, or whose
+    value is bootstrapped from this step, needs an available action.
     """
     with np.errstate(over="ignore"):
         return _problem_of(step, agents)
@@ -89,45 +89,47 @@ def problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
 
 def _problem_of(step: Step, agents: Sequence[AgentSpec]) -> str | None:
     if not isinstance(step, tuple) or len(step) != len(Step._fields):
-        return f"gave {type(step).__name__}, not a Step"
+        return f"returned {type(step).__name__}, not a Step"
     observations, available, reward, done, truncated, won = step
-    for name, views in (("observations", observations), ("available", available)):
-        if not isinstance(views, Sequence) or len(views) != len(agents):
-            many = len(views) if isinstance(views, Sequence) else "no"
-            return f"gave {name} of {many} agents, not of {len(agents)}"
+    for name, entries in (("observations", observations), ("available", available)):
+        if not isinstance(entries, Sequence) or len(entries) != len(agents):
+            count = len(entries) if isinstance(entries, Sequence) else "no"
+            return f"returned {name} of {count} agents, not of {len(agents)}"
     for name, flag in (("done", done), ("truncated", truncated), ("won", won)):
         if not isinstance(flag, bool | np.bool) and not _is_flag(flag):
-            return f"gave {name}={flag!r}, not true or false"
+            return f"returned {name}={flag!r}, not true or false"
     if truncated and not done:
-        return "gave truncated=True in an episode that is not done"
+        return "returned truncated=True without done"
     number = _floats(reward)
     if number is None or number.shape != ():
-        return f"gave the reward {reward!r}, not one number for the team"
+        return f"returned reward {reward!r}, not one number for the team"
     if not np.isfinite(number):
-        return f"gave the reward {float(number)}"
+        return f"returned reward {float(number)}"
     plays_on = bool(truncated) or not done
-    for i, (seen, open_, spec) in enumerate(zip(observations, available, agents, strict=True)):
-        found = _problem_of_view(seen, open_, spec, plays_on)
-        if found:
-            return f"gave agent {i} {found}"
+    for i, (observation, mask, spec) in enumerate(
+        zip(observations, available, agents, strict=True)
+    ):
+        if problem := _problem_of_agent(observation, mask, spec, plays_on):
+            return f"gave agent {i} {problem}"
     return None
 
 
-def _problem_of_view(seen: Any, open_: Any, spec: AgentSpec, plays_on: bool) -> str | None:
-    """What is wrong with what one agent sees and may do."""
-    numbers = _floats(seen)
-    if numbers is None or numbers.shape != (spec.observation_size,):
-        shape = "no numbers" if numbers is None else f"shape {numbers.shape}"
-        return f"an observation of {shape}, not of shape ({spec.observation_size},)"
+def _problem_of_agent(observation: Any, mask: Any, spec: AgentSpec, plays_on: bool) -> str | None:
+    """Return what is wrong with one agent's observation and available actions, or None."""
+    numbers, open_ = _floats(observation), _floats(mask)
+    for name, values, size in (
+        ("an observation", numbers, spec.observation_size),
+        ("available actions", open_, spec.n_actions),
+    ):
+        if values is None or values.shape != (size,):
+            shape = "no numbers" if values is None else f"shape {values.shape}"
+            return f"{name} of {shape}, not of shape ({size},)"
+    assert numbers is not None and open_ is not None
     finite = np.isfinite(numbers)
     if not finite.all():
         where = int(np.argmin(finite))
         return f"an observation whose entry {where} is {float(numbers[where])}"
-    mask = _floats(open_)
-    if mask is None or mask.shape != (spec.n_actions,):
-        shape = "no numbers" if mask is None else f"shape {mask.shape}"
-        return f"available actions of {shape}, not of shape ({spec.n_actions},)"
-    if plays_on and not mask.any():
+    if plays_on and not open_.any():
         return "no available action"
     return None
 

@@ -1,4 +1,4 @@
-"""What one agent sees of a world and can do in it: sizes, and how an observation is made."""
+"""One agent's interface to a world: the sizes and the structure of its observations and actions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EntityGroup:
-    """Like entities in an observation, one after the other; one that is all zeros is not seen."""
+    """Consecutive entities of one type in an observation; all zeros means not visible."""
 
-    start: int  # where the first begins
+    start: int  # index of the first entity's first number
     count: int
-    size: int  # numbers of each
-    actions: int | None = None  # the first of `count` actions, one about each thing
+    size: int  # numbers per entity
+    actions: int | None = None  # the first of `count` actions, one targeting each entity
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,4 @@ class AgentSpec:
 
     observation_size: int
     n_actions: int
-    entities: tuple[EntityGroup, ...] = ()  # what is known of how an observation is made
+    entities: tuple[EntityGroup, ...] = ()  # known structure of an observation

@@ -1,20 +1,19 @@
-"""JaxMARL's cooperative worlds beyond SMAX, by their own names: `jaxmarl:NAME[?option=value]`.
+"""JaxMARL's cooperative worlds other than SMAX: `jaxmarl:NAME[?option=value]`.
 
-The team's reward is the mean of what the agents are paid: the common reward where there is one.
-Observations are flattened. The end of a world that only has a clock is a truncation; where the
-game itself ends, or the number of steps is a rule of the game, it is not.
+The team's reward is the mean of the agents' rewards. Observations are flattened. An episode that
+ends by a time limit is truncated, unless the limit is a rule of the game.
 
-| world                          | pays         | ends           | is won, at the end, if       |
-|--------------------------------|--------------|----------------|------------------------------|
-| MPE_simple_spread_v3           | each its own | clock, 25      | every landmark is touched    |
-| MPE_simple_reference_v3        | each its own | clock, 25      | both touch their landmark    |
-| MPE_simple_speaker_listener_v4 | all the same | clock, 25      | the listener touches its own |
-| switch_riddle                  | all the same | game, 4 N − 6  | one has told, rightly        |
-| overcooked, overcooked_v2      | all the same | clock, 400     | a soup has been delivered    |
-| hanabi                         | all the same | game, 89 (N=2) | all 25 points are made       |
+| world                          | rewards      | ends           | won, at the end, if           |
+|--------------------------------|--------------|----------------|-------------------------------|
+| MPE_simple_spread_v3           | individual   | limit, 25      | every landmark is touched     |
+| MPE_simple_reference_v3        | individual   | limit, 25      | both touch their landmark     |
+| MPE_simple_speaker_listener_v4 | common       | limit, 25      | the listener touches its goal |
+| switch_riddle                  | common       | game, 4 N − 6  | one announced it correctly    |
+| overcooked, overcooked_v2      | common       | limit, 400     | a soup was delivered          |
+| hanabi                         | common       | game, 89 (N=2) | all 25 points are scored      |
 
-An agent touches a landmark when the centres are closer than the two radii together, which is how
-MPE defines a collision: 0.2 in spread, 0.35 in reference, 0.115 in speaker-listener.
+An agent touches a landmark if their distance is below the sum of the radii, MPE's definition of a
+collision: 0.2 in spread, 0.35 in reference, 0.115 in speaker-listener.
 """
 
 from __future__ import annotations
@@ -30,31 +29,32 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.errors import UsageError, unknown
+from pevdn.worlds import arguments
 from pevdn.worlds.base import AgentSpec, EntityGroup, Step
 from pevdn.worlds.maps import JAXMARL_GAMES
-from pevdn.worlds.quiet import alone, silence
+from pevdn.worlds.quiet import isolated_import, silence
 
 Options = dict[str, str]
 
 
 class State(NamedTuple):
-    game: Any  # JaxMARL's own
-    paid: Array  # () bool, whether a reward above 0 has ever been paid
+    game: Any  # JaxMARL's own state
+    rewarded: Array  # () bool, whether the team has had a reward above 0
 
 
 class Rules(NamedTuple):
-    """How a world of JaxMARL is made, and what JaxMARL does not say about it."""
+    """How to build a JaxMARL world, and the facts that JaxMARL does not state about it."""
 
     place: str  # of the class, below jaxmarl.environments
     arguments: Callable[[Any, Options], dict[str, Any]]  # from its module and the options
     limit: Callable[[Any], int]  # steps of the longest episode
-    clocked: bool  # every episode ends by the clock
+    timed: bool  # every episode ends by its time limit
     won: Callable[[Any, State], Array]
-    entities: Callable[[Any], tuple[EntityGroup, ...]] = lambda env: ()  # in everyone's observation
+    entities: Callable[[Any], tuple[EntityGroup, ...]] = lambda env: ()  # of every agent
 
 
 class JaxmarlWorld:
-    """A cooperative world of JaxMARL with discrete actions, such as `switch_riddle`."""
+    """A cooperative JaxMARL world with discrete actions, such as `switch_riddle`."""
 
     def __init__(self, name: str) -> None:
         self.name = f"jaxmarl:{name}"
@@ -64,28 +64,27 @@ class JaxmarlWorld:
         self._rules = RULES[game]
         self._env = _environment(self.name, self._rules, _options(game, query))
         self.max_steps = self._rules.limit(self._env)
-        seen, _ = jax.eval_shape(self._env.reset, jax.random.key(0))
+        shapes, _ = jax.eval_shape(self._env.reset, jax.random.key(0))
         entities = self._rules.entities(self._env)
         self.agents = tuple(
-            AgentSpec(math.prod(seen[a].shape), int(self._env.action_space(a).n), entities)
+            AgentSpec(math.prod(shapes[a].shape), int(self._env.action_space(a).n), entities)
             for a in self._env.agents
         )
 
     def reset(self, key: Array) -> tuple[State, Step]:
         observations, game = self._env.reset(key)
-        state = State(_settled(game), jnp.zeros((), bool))
-        return state, self._seen(state, observations, jnp.zeros(()), jnp.zeros((), bool))
+        state = State(strongly_typed(game), jnp.zeros((), bool))
+        return state, self._result(state, observations, jnp.zeros(()), jnp.zeros((), bool))
 
     def step(self, key: Array, state: State, actions: tuple[Array, ...]) -> tuple[State, Step]:
         chosen = dict(zip(self._env.agents, jnp.stack(actions).astype(jnp.int32), strict=True))
         observations, game, rewards, dones, _ = self._env.step_env(key, state.game, chosen)
-        paid = jnp.stack([rewards[a] for a in self._env.agents]).astype(jnp.float32)
-        reward = jnp.mean(paid)
-        game = _unless(state.game.done, _settled(game), state.game)
-        state = State(game, state.paid | (reward > 0))
-        return state, self._seen(state, observations, reward, dones["__all__"])
+        reward = jnp.mean(jnp.stack([rewards[a] for a in self._env.agents]).astype(jnp.float32))
+        game = _freeze(state.game.done, strongly_typed(game), state.game)
+        state = State(game, state.rewarded | (reward > 0))
+        return state, self._result(state, observations, reward, dones["__all__"])
 
-    def _seen(self, state: State, observations: Any, reward: Array, done: Array) -> Step:
+    def _result(self, state: State, observations: Any, reward: Array, done: Array) -> Step:
         return Step(
             observations=tuple(
                 observations[a].ravel().astype(jnp.float32) for a in self._env.agents
@@ -93,23 +92,23 @@ class JaxmarlWorld:
             available=self._available(state),
             reward=reward,
             done=done,
-            truncated=done & self._rules.clocked,
+            truncated=done & self._rules.timed,
             won=self._rules.won(self._env, state),
         )
 
     def _available(self, state: State) -> tuple[Array, ...]:
-        """What JaxMARL calls legal, and everything where it has no such rule."""
+        """Return JaxMARL's legal moves; all actions if the world has no such rule."""
         if not hasattr(self._env, "get_legal_moves"):
             return tuple(jnp.ones(agent.n_actions, bool) for agent in self.agents)
         legal = self._env.get_legal_moves(state.game)
         return tuple(legal[a].astype(bool) for a in self._env.agents)
 
 
-# ---- what JaxMARL does not say ---------------------------------------------------------------
+# ---- facts that JaxMARL does not state -------------------------------------------------------
 
 
 def _touched(env: Any, state: State) -> Array:
-    """Which agent (rows) touches which landmark (columns) of a particle world."""
+    """Return whether each agent (rows) touches each landmark (columns) of a particle world."""
     places, n = state.game.p_pos, env.num_agents
     gaps = jnp.linalg.norm(places[:n, None] - places[None, n:], axis=-1)
     return gaps < env.rad[:n, None] + env.rad[None, n:]
@@ -123,12 +122,12 @@ def _own_landmarks(env: Any, state: State) -> Array:
     return jnp.all(_touched(env, state)[jnp.arange(env.num_agents), state.game.goal])
 
 
-def _listener_there(env: Any, state: State) -> Array:
+def _listener_at_goal(env: Any, state: State) -> Array:
     return _touched(env, state)[1, state.game.goal]
 
 
-def _ever_paid(env: Any, state: State) -> Array:
-    return state.paid
+def _rewarded(env: Any, state: State) -> Array:
+    return state.rewarded
 
 
 def _perfect(env: Any, state: State) -> Array:
@@ -136,9 +135,9 @@ def _perfect(env: Any, state: State) -> Array:
 
 
 def _longest_hanabi(env: Any) -> int:
-    """Every card is drawn one by one, every token is spent, and everyone has a last turn.
+    """Return the most steps of a game: all cards drawn, all tokens spent, one last turn each.
 
-    A card that is drawn gives one token back at most, and the last one gives it too late.
+    Each card drawn returns at most one token, and the last one returns it too late.
     """
     drawn = int(env.deck_size) - env.num_agents * env.hand_size
     return drawn + (env.max_info_tokens + drawn - 1) + env.num_agents
@@ -148,40 +147,40 @@ PARTICLE_STEPS = 25
 
 
 def _landmarks_and_others(env: Any) -> tuple[EntityGroup, ...]:
-    """In spread: where they are, as seen from the agent; its own four numbers come first."""
+    """Return the groups of spread: relative positions, after the agent's own four numbers."""
     n = env.num_agents
     return EntityGroup(4, n, 2), EntityGroup(4 + 2 * n, n - 1, 2)
 
 
 def _particles(place: str, won: Callable[[Any, State], Array], **more: Any) -> Rules:
-    """A particle world (MPE); spread has as many landmarks as agents.
+    """Return the rules of a particle world (MPE); spread has as many landmarks as agents.
 
-    It looks at the clock before moving it: told 25 steps, it would end after 26.
+    MPE compares its step counter before incrementing it: with max_steps=25 it ends after 26.
     """
 
-    def arguments(module: Any, options: Options) -> dict[str, Any]:
-        clock = {"max_steps": PARTICLE_STEPS - 1}
+    def chosen(module: Any, options: Options) -> dict[str, Any]:
+        limit = {"max_steps": PARTICLE_STEPS - 1}
         if "num_agents" not in options:
-            return clock
+            return limit
         n = int(options["num_agents"])
-        return {**clock, "num_agents": n, "num_landmarks": n}
+        return {**limit, "num_agents": n, "num_landmarks": n}
 
-    return Rules(f"mpe.{place}", arguments, lambda env: PARTICLE_STEPS, True, won, **more)
+    return Rules(f"mpe.{place}", chosen, lambda env: PARTICLE_STEPS, True, won, **more)
 
 
-def _sized(module: Any, options: Options) -> dict[str, Any]:
+def _size(module: Any, options: Options) -> dict[str, Any]:
     return {"num_agents": int(options["num_agents"])}
 
 
-def _furnished(module: Any, options: Options) -> dict[str, Any]:
+def _layout(module: Any, options: Options) -> dict[str, Any]:
     return {"layout": module.layouts[options["layout"]]}
 
 
-def _named(module: Any, options: Options) -> dict[str, Any]:
+def _layout_name(module: Any, options: Options) -> dict[str, Any]:
     return {"layout": options["layout"]}
 
 
-def _told(env: Any) -> int:
+def _limit(env: Any) -> int:
     return int(env.max_steps)
 
 
@@ -191,34 +190,31 @@ RULES: dict[str, Rules] = {
     ),
     "MPE_simple_reference_v3": _particles("simple_reference.SimpleReferenceMPE", _own_landmarks),
     "MPE_simple_speaker_listener_v4": _particles(
-        "simple_speaker_listener.SimpleSpeakerListenerMPE", _listener_there
+        "simple_speaker_listener.SimpleSpeakerListenerMPE", _listener_at_goal
     ),
     "switch_riddle": Rules(
-        "switch_riddle.switch_riddle.SwitchRiddle", _sized, _told, clocked=False, won=_ever_paid
+        "switch_riddle.switch_riddle.SwitchRiddle", _size, _limit, timed=False, won=_rewarded
     ),
     "overcooked": Rules(
-        "overcooked.overcooked.Overcooked", _furnished, _told, clocked=True, won=_ever_paid
+        "overcooked.overcooked.Overcooked", _layout, _limit, timed=True, won=_rewarded
     ),
     "overcooked_v2": Rules(
-        "overcooked_v2.overcooked.OvercookedV2", _named, _told, clocked=True, won=_ever_paid
+        "overcooked_v2.overcooked.OvercookedV2", _layout_name, _limit, timed=True, won=_rewarded
     ),
-    "hanabi": Rules(
-        "hanabi.hanabi.HanabiEnv", _sized, _longest_hanabi, clocked=False, won=_perfect
-    ),
+    "hanabi": Rules("hanabi.hanabi.HanabiEnv", _size, _longest_hanabi, timed=False, won=_perfect),
 }
 
 
-# ---- making one ------------------------------------------------------------------------------
+# ---- building a world ------------------------------------------------------------------------
 
 
 def _options(game: str, query: str) -> Options:
-    """The options of a world, `layout=coord_ring&…`, over the defaults."""
+    """Return the options of a query such as `layout=coord_ring`, with defaults for the others."""
     known = JAXMARL_GAMES[game].options
     options = {name: values[0] for name, values in known.items()}
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
+    for name, value in arguments.parse(query).items():
         if not known:
-            raise UsageError(f"jaxmarl:{game} has no options, but was given '{part}'")
+            raise UsageError(f"jaxmarl:{game} has no options; remove '{name}={value}'")
         if name not in known:
             raise unknown(f"option of jaxmarl:{game}", name, known)
         if value not in known[name]:
@@ -228,26 +224,26 @@ def _options(game: str, query: str) -> Options:
 
 
 def _environment(world_id: str, rules: Rules, options: Options) -> Any:
-    """JaxMARL's environment, of which nothing is printed and nothing else is imported."""
+    """Build JaxMARL's environment without its output and without importing the other worlds."""
     path, _, name = rules.place.rpartition(".")
     with silence(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Overcooked recommends its successor
+        warnings.simplefilter("ignore")  # Overcooked recommends v2
         try:
-            with alone(f"jaxmarl.environments.{path}"):
+            with isolated_import(f"jaxmarl.environments.{path}"):
                 module = importlib.import_module(f"jaxmarl.environments.{path}")
         except ImportError as missing:
             package = missing.name or missing
             raise UsageError(
-                f"world '{world_id}' needs the Python package '{package}', which is not here"
+                f"world '{world_id}' needs the Python package '{package}', which is not installed"
             ) from missing
         return getattr(module, name)(**rules.arguments(module, options))
 
 
-def _settled(game: Any) -> Any:
-    """Without Python numbers, which are weakly typed at reset only: a loop would not close."""
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.asarray(x).dtype), game)
+def strongly_typed(state: Any) -> Any:
+    """Make weak types strong: JaxMARL has them at reset only, which a compiled loop rejects."""
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.asarray(x).dtype), state)
 
 
-def _unless(over: Array, after: Any, before: Any) -> Any:
-    """A game that is over stands still: Hanabi's would run out of moves and of numbers."""
+def _freeze(over: Array, after: Any, before: Any) -> Any:
+    """Keep the state of a game that is over: Hanabi's would run out of legal moves."""
     return jax.tree.map(lambda x, y: jnp.where(over, y, x), after, before)

@@ -1,4 +1,4 @@
-"""The worlds there are, as plain data: listing them must not wait for JAX to start."""
+"""The built-in worlds as plain data, so that listing them does not import JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STOCK_LIMIT = 100  # steps, on every map of stock SMAX
 
 
 class BattleMap(NamedTuple):
-    """One battle: the learning team, the scripted team, and SMAC's limit on its length."""
+    """One battle: the learning team, the scripted team, and SMAC's episode limit."""
 
     allies: int
     enemies: int
@@ -46,12 +46,12 @@ class ToyGame(NamedTuple):
 
 TOY_GAMES: dict[str, ToyGame] = {
     "coordination": ToyGame(2, 3, "recall a private cue; additive, and impossible without memory"),
-    "two-step": ToyGame(2, 2, "QMIX's two-step game; an additive value settles for 7 of 8"),
+    "two-step": ToyGame(2, 2, "QMIX's two-step game; an additive value reaches 7 of 8"),
 }
 
 
 class JaxmarlGame(NamedTuple):
-    """One of JaxMARL's worlds as it comes, and the values of its options, the default first."""
+    """A JaxMARL world with default options, and the values of each option, the default first."""
 
     agents: int
     limit: int  # steps
@@ -60,7 +60,7 @@ class JaxmarlGame(NamedTuple):
 
     @property
     def choices(self) -> list[str]:
-        """`?layout=…` for every option."""
+        """Return `?layout=…` for every option."""
         return [f"?{name}=…" for name in self.options]
 
 
@@ -69,7 +69,7 @@ def _team_sizes(*sizes: int) -> dict[str, tuple[str, ...]]:
 
 
 KITCHENS = ("cramped_room", "asymm_advantages", "coord_ring", "forced_coord", "counter_circuit")
-# All of JaxMARL's but long_room, which has one cook.
+# All JaxMARL layouts except long_room, which has one cook.
 KITCHENS_V2 = (
     *KITCHENS,
     *("cramped_room_v2", "two_rooms", "two_rooms_both"),
@@ -84,13 +84,10 @@ JAXMARL_GAMES: dict[str, JaxmarlGame] = {
     "MPE_simple_spread_v3": JaxmarlGame(
         3, 25, "cover every landmark without colliding", _team_sizes(3, 2, 4, 5, 6)
     ),
-    "MPE_simple_reference_v3": JaxmarlGame(2, 25, "tell each other which landmark to go to"),
-    "MPE_simple_speaker_listener_v4": JaxmarlGame(2, 25, "one knows the landmark, one can walk"),
+    "MPE_simple_reference_v3": JaxmarlGame(2, 25, "tell the other agent its landmark"),
+    "MPE_simple_speaker_listener_v4": JaxmarlGame(2, 25, "one knows the landmark, one moves"),
     "switch_riddle": JaxmarlGame(
-        3,
-        6,
-        "tell when everybody has been in the room",
-        _team_sizes(3, 4, 5, 6),
+        3, 6, "announce when all have been in the room", _team_sizes(3, 4, 5, 6)
     ),
     "overcooked": JaxmarlGame(2, 400, "cook onion soup and serve it", {"layout": KITCHENS}),
     "overcooked_v2": JaxmarlGame(
@@ -99,11 +96,11 @@ JAXMARL_GAMES: dict[str, JaxmarlGame] = {
     "hanabi": JaxmarlGame(2, 89, "the card game, full deck", _team_sizes(2, 3, 4, 5)),
 }
 
-_COMPETITIVE = "is not cooperative: what one agent is paid may be another's loss"
-_CONTINUOUS = "has continuous actions, and agents here choose among finitely many"
+_COMPETITIVE = "is not cooperative: one agent's reward may be another's loss"
+_CONTINUOUS = "has continuous actions, but pevdn needs discrete ones"
 
 JAXMARL_REFUSED: dict[str, str] = {
-    "MPE_simple_v3": "has one agent, which is no team",
+    "MPE_simple_v3": "has only one agent, but a team needs two",
     **dict.fromkeys(
         (
             *("MPE_simple_tag_v3", "MPE_simple_world_comm_v3", "MPE_simple_crypto_v3"),
@@ -122,7 +119,7 @@ JAXMARL_REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("SMAX", "HeuristicEnemySMAX", "LearnedPolicyEnemySMAX"),
-        "is a family of its own here, as in 'smax:3m'",
+        "is available as a family of its own, such as 'smax:3m'",
     ),
     **dict.fromkeys(
         (
@@ -132,6 +129,6 @@ JAXMARL_REFUSED: dict[str, str] = {
                 *("arctic_transport", "foraging", "rware", "predator_prey"),
             )
         ),
-        "belongs to the package jaxrobotarium, which this version does not take worlds from",
+        "needs the package jaxrobotarium, which pevdn does not support",
     ),
 }

@@ -1,4 +1,4 @@
-"""Keeping simulators quiet, and importing one world of JaxMARL without the others."""
+"""Keep simulators quiet, and import one JaxMARL world without the others."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def alone(module: str) -> Iterator[None]:
-    """Lets one module of JaxMARL be imported without what the packages around it import.
+def isolated_import(module: str) -> Iterator[None]:
+    """Import one JaxMARL module without running its parent packages.
 
-    Those import every world that JaxMARL has, which takes four seconds and none of it is needed.
-    Empty ones stand in for them meanwhile; who imports JaxMARL later gets the real ones.
+    The parents import every JaxMARL world, which takes four seconds. Empty packages stand in for
+    them meanwhile; a later `import jaxmarl` gets the real ones.
     """
-    found = None if "jaxmarl" in sys.modules else importlib.util.find_spec("jaxmarl")
-    if found is None or found.origin is None:
+    spec = None if "jaxmarl" in sys.modules else importlib.util.find_spec("jaxmarl")
+    if spec is None or spec.origin is None:
         yield
         return
-    parts, root = module.split("."), Path(found.origin).parent.parent
+    parts, root = module.split("."), Path(spec.origin).parent.parent
     packages = [parts[:depth] for depth in range(1, len(parts))]
     for package in packages:
         stand_in = types.ModuleType(".".join(package))
@@ -38,10 +38,10 @@ def alone(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Drops what is printed, and gives the streams back as they were.
+    """Discard printed output, and restore the streams afterwards.
 
-    JaxMARL prints when it is imported, after setting `sys.stdout` to `sys.__stdout__` itself:
-    redirecting the first alone would not hold, and a notebook would lose its output for good.
+    JaxMARL prints at import after setting `sys.stdout` to `sys.__stdout__`: redirecting
+    `sys.stdout` alone would not hold, and a notebook would lose its output.
     """
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     streams = {name: getattr(sys, name) for name in names}
@@ -55,14 +55,14 @@ def silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Sends what is printed to standard error, also by libraries in C and by other programs."""
+def stdout_to_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error, also that of C libraries and child processes."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)

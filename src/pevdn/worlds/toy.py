@@ -1,4 +1,4 @@
-"""Two tiny games with known answers, to test that a team learns what it can and no more."""
+"""Two tiny games with known optima, to test what a team can and cannot learn."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class CoordinationState(NamedTuple):
 
 
 class Coordination:
-    """Everyone recalls a cue of its own: solved by an additive value with memory, and only so.
+    """Each agent recalls a private cue: an additive value with memory is necessary and sufficient.
 
-    Agent i is shown one of K_i equally likely cues (K_i is 2, 3, 2, 3, …, so that the agents are
-    unlike) and can wait (action 0) or name cue k (action k + 1). An observation is the cue,
-    one-hot, followed by the clock, one-hot.
+    Agent i observes one of K_i equally likely cues (K_i is 2, 3, 2, 3, …, so that agents differ)
+    and can wait (action 0) or name cue k (action k + 1). An observation is the cue, one-hot,
+    followed by the step, one-hot.
 
-    | step | sees          | may       | pays                                    |
-    |------|---------------|-----------|-----------------------------------------|
-    | 0    | cue and clock | anything  | nothing                                 |
-    | 1    | clock         | wait      | nothing                                 |
-    | 2    | clock         | name      | 1 for every agent that names its own cue |
+    | step | observed      | available | reward                                   |
+    |------|---------------|-----------|------------------------------------------|
+    | 0    | cue and step  | all       | 0                                        |
+    | 1    | step          | wait      | 0                                        |
+    | 2    | step          | name      | 1 for each agent that names its own cue  |
 
-    An action that is not available costs 1, so that ignoring the mask shows in the return.
+    An unavailable action costs 1, so that ignoring the mask lowers the return.
 
-    `optimum` is N: the reward is a sum of one term per agent, and each term reaches 1 for whoever
-    remembers. `best_memoryless` is Σ 1/K_i: at step 2 the observation is the same for every cue,
-    so whatever agent i answers, at random or not, is right with probability 1/K_i. Feeding back
-    the last action does not help, because everyone has to wait at step 1.
+    `optimum` is N: the reward has one term per agent, and memory makes each term 1.
+    `best_memoryless` is Σ 1/K_i: at step 2 the observation does not depend on the cue, so any
+    answer of agent i, random or not, is right with probability 1/K_i. Observing the last action
+    does not help, because all agents wait at step 1.
     """
 
     def __init__(self, n_agents: int = 2) -> None:
@@ -52,21 +52,21 @@ class Coordination:
     def reset(self, key: Array) -> tuple[CoordinationState, Step]:
         cues = jax.random.randint(key, (len(self.agents),), 0, jnp.array(self.cue_counts))
         state = CoordinationState(cues, jnp.zeros((), jnp.int32), jnp.zeros(()))
-        return state, self._seen(state, jnp.zeros(()))
+        return state, self._result(state, jnp.zeros(()))
 
     def step(
         self, key: Array, state: CoordinationState, actions: tuple[Array, ...]
     ) -> tuple[CoordinationState, Step]:
-        played = jnp.stack(actions).astype(jnp.int32)  # (N,)
+        taken = jnp.stack(actions).astype(jnp.int32)  # (N,)
         masks = self._masks(state.t)
-        allowed = jnp.stack([m[a] for m, a in zip(masks, played, strict=True)])  # (N,)
-        asked = state.t == self.max_steps - 1
-        right = asked & (played == state.cues + 1)  # (N,)
+        allowed = jnp.stack([m[a] for m, a in zip(masks, taken, strict=True)])  # (N,)
+        last = state.t == self.max_steps - 1
+        right = last & (taken == state.cues + 1)  # (N,)
         reward = jnp.sum(jnp.where(allowed, right.astype(float), -1.0))
         state = CoordinationState(state.cues, state.t + 1, state.earned + reward)
-        return state, self._seen(state, reward)
+        return state, self._result(state, reward)
 
-    def _seen(self, state: CoordinationState, reward: Array) -> Step:
+    def _result(self, state: CoordinationState, reward: Array) -> Step:
         clock = jax.nn.one_hot(state.t, self.max_steps)
         cues = [
             jnp.where(state.t == 0, jax.nn.one_hot(cue, k), 0.0)
@@ -78,12 +78,12 @@ class Coordination:
             available=self._masks(state.t),
             reward=reward,
             done=done,
-            truncated=jnp.zeros((), bool),  # the last step belongs to the game
+            truncated=jnp.zeros((), bool),  # the last step is a rule of the game
             won=done & (state.earned >= self.optimum),
         )
 
     def _masks(self, t: Array) -> tuple[Array, ...]:
-        """What each agent may play at step `t`; after the end, wait."""
+        """Return each agent's available actions at step `t`; after the end, only wait."""
         may_wait, may_name = t != self.max_steps - 1, (t == 0) | (t == self.max_steps - 1)
         return tuple(jnp.where(jnp.arange(k + 1) == 0, may_wait, may_name) for k in self.cue_counts)
 
@@ -96,12 +96,12 @@ PAYOFFS = (  # (game A or B, action of agent 0, action of agent 1)
 
 
 class TwoStep:
-    """The two-step game of Rashid et al., "QMIX" (2018): the limit of an additive value.
+    """The two-step game of Rashid et al., "QMIX" (2018), which an additive value cannot represent.
 
-    The first action of agent 0 chooses game A or game B, and both agents see which; the second
-    joint action is paid by that game's matrix. `optimum` is 8, in game B. The best additive fit
-    of B under uniform play is [[-1.5, 2.5], [2.5, 6.5]], so B looks worth 6.5 and a team with an
-    additive value takes the safe `additive_optimum` of 7 in game A.
+    The first action of agent 0 selects game A or B, which both agents observe. The second joint
+    action is rewarded by that game's matrix. `optimum` is 8, in game B. The best additive fit of B
+    under uniform play is [[-1.5, 2.5], [2.5, 6.5]], which values B at 6.5: a team with an additive
+    value takes the `additive_optimum` of 7 in game A.
     """
 
     def __init__(self) -> None:
@@ -113,23 +113,23 @@ class TwoStep:
 
     def reset(self, key: Array) -> tuple[Array, Step]:
         state = jnp.full((), START, jnp.int32)
-        return state, self._seen(state, jnp.zeros(()))
+        return state, self._result(state, jnp.zeros(()))
 
     def step(self, key: Array, state: Array, actions: tuple[Array, ...]) -> tuple[Array, Step]:
         first, second = actions
         starting = state == START
-        paid = jnp.array(PAYOFFS)[state - GAME_A, first, second]
-        reward = jnp.where(starting, 0.0, paid)
+        payoff = jnp.array(PAYOFFS)[state - GAME_A, first, second]
+        reward = jnp.where(starting, 0.0, payoff)
         state = jnp.where(starting, GAME_A + first, END).astype(jnp.int32)
-        return state, self._seen(state, reward)
+        return state, self._result(state, reward)
 
-    def _seen(self, state: Array, reward: Array) -> Step:
-        where = jax.nn.one_hot(state, 3)  # zeros at the end
-        anything = jnp.ones((2,), bool)
+    def _result(self, state: Array, reward: Array) -> Step:
+        observation = jax.nn.one_hot(state, 3)  # zeros at the end
+        available = jnp.ones((2,), bool)
         done = state == END
         return Step(
-            observations=(where, where),
-            available=(anything, anything),
+            observations=(observation, observation),
+            available=(available, available),
             reward=reward,
             done=done,
             truncated=jnp.zeros((), bool),

@@ -1,10 +1,11 @@
-"""WorkerPool of a world outside of JAX, stepped side by side in processes of their own.
+"""A worker pool: environments of an external world, stepped in parallel processes.
 
-A worker process holds a few copies. What a copy is told and what it gives are one row of memory
-that both processes see, and so is the number of turns begun; a word through a pipe ends a turn, and
-wakes a worker up that sleeps. Workers import this module and whatever builds the world, and no JAX.
+A worker runs one environment. Workers share processes, at most one process per core. Each worker
+has one row of shared memory for its order and its result; the parent also counts turns in shared
+memory. A message through a pipe ends a process's turn, and wakes it if it sleeps. Processes import
+this module and the code that builds the world, but not JAX.
 
-Shapes: K copies, N agents, O and A the sizes of all agents' observations and actions together.
+Shapes: K workers, N agents, O and A the sizes of all agents' observations and actions together.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ from pevdn.errors import UsageError
 from pevdn.worlds.base import AgentSpec, ExternalEnv, ExternalWorld
 from pevdn.worlds.external import problem_of
 
-IDLE, RESET, STEP = range(3)
+IDLE, RESET, STEP = range(3)  # orders
 GRACE = 5.0  # seconds that a world has to close
-OURS = (signal.SIGINT, signal.SIGTERM)  # for the parent alone, which then closes its workers
-AWAKE = 2e-3  # seconds that a worker looks out for its next turn before it sleeps
-WATCH = np.dtype(
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # for the parent alone, which then closes the pool
+AWAKE = 2e-3  # seconds that a process polls for its next turn before it sleeps
+STATUS = np.dtype(  # of one process
     [
-        ("copy", np.int64),  # what a worker is busy with
-        ("since", np.float64),
-        ("turns", np.int64),  # that have begun
+        ("worker", np.int64),  # the one that is busy, counted within the process
+        ("since", np.float64),  # when it became busy (monotonic clock)
+        ("turns", np.int64),  # turns begun
         ("asleep", bool),
     ]
 )
 
 
 class Fault(Exception):
-    """What a copy did wrong, as in "raised ValueError: no"."""
+    """A failed worker, and what it did, such as "raised ValueError: no"."""
 
-    def __init__(self, copy: int, what: str) -> None:
-        super().__init__(copy, what)
-        self.copy, self.what = copy, what
+    def __init__(self, worker: int, what: str) -> None:
+        super().__init__(worker, what)
+        self.worker, self.what = worker, what
 
 
-class _Overdue(BaseException):
-    """Time is up; no world is meant to catch it."""
+class _Timeout(BaseException):
+    """The environment took too long; a `BaseException`, so that no world catches it."""
 
 
 def row_type(agents: Sequence[AgentSpec]) -> np.dtype:
-    """What a copy is told, and what it gives: a step with the arrays of all agents in one."""
+    """Return the type of a worker's row: its order, then a step with all agents' arrays joined."""
     return np.dtype(
         [
             ("order", np.int8),  # IDLE, RESET or STEP
@@ -75,59 +76,60 @@ def row_type(agents: Sequence[AgentSpec]) -> np.dtype:
 
 
 class WorkerPool:
-    """K copies of a world: fill in `rows` (K,), and in a `turn` each copy does what its row says.
+    """K workers: write orders into `rows` (K,), then `turn` carries them out.
 
-    A copy is built when it is first told something. A world of which there is one copy at most is
-    played in this process, since it may be an object that cannot leave it.
+    A worker builds its environment at its first order. A world with `max_workers=1` runs in this
+    process, because it may be an object that cannot be pickled.
     """
 
     def __init__(self, world: ExternalWorld, count: int, timeout: float) -> None:
-        here, kind = world.copies == 1, row_type(world.agents)
-        size = 0 if here else min(count, os.cpu_count() or 1)
+        local, kind = world.max_workers == 1, row_type(world.agents)
+        size = 0 if local else min(count, os.cpu_count() or 1)
         context = multiprocessing.get_context("spawn")  # a fork would inherit JAX's locks
         memory = context.RawArray("b", count * kind.itemsize)
-        watch = context.RawArray("b", max(size, 1) * WATCH.itemsize)
+        status = context.RawArray("b", max(size, 1) * STATUS.itemsize)
         self.rows, self.timeout = np.frombuffer(memory, kind), timeout
-        self._here = _Group(world.build, world.agents, self.rows) if here else None
-        self._workers: list[_Worker] = []
+        self._local = _Environments(world.build, world.agents, self.rows) if local else None
+        self._processes: list[_Process] = []
         atexit.register(self.close)  # before multiprocessing waits for its processes
-        with _as_main_for(world), _blocked():
-            for w in range(size):
-                ours, theirs = context.Pipe()
-                given = (world.build, world.agents, memory, watch, w, size, theirs)
-                process = context.Process(target=_work, args=given)
+        with _as_main_for(world), _signals_blocked():
+            for first in range(size):
+                pipe, other_end = context.Pipe()
+                arguments = (world.build, world.agents, memory, status, first, size, other_end)
+                process = context.Process(target=_run, args=arguments)
                 process.start()
-                theirs.close()
-                mine = np.frombuffer(watch, WATCH)[w : w + 1]
-                self._workers.append(_Worker(process, ours, self.rows[w::size], mine, w, size))
+                other_end.close()
+                own = np.frombuffer(status, STATUS)[first : first + 1]
+                rows = self.rows[first::size]
+                self._processes.append(_Process(process, pipe, rows, own, first, size))
 
     def turn(self) -> None:
-        """Every copy obeys its order, and all are idle again; raises the first `Fault`."""
-        if self._here is not None:
+        """Carry out all orders and reset them to `IDLE`; raise the first `Fault`."""
+        if self._local is not None:
             with _alarm(self.timeout):
-                fault = self._here.turn()
+                fault = self._local.turn()
             if fault is not None:
                 raise Fault(*fault)
-        asked = [worker for worker in self._workers if worker.ask()]
-        for worker in asked:
-            worker.hear(self.timeout)
+        started = [process for process in self._processes if process.start_turn()]
+        for process in started:
+            process.end_turn(self.timeout)
         self.rows["order"] = IDLE
 
     def close(self) -> None:
-        """Close all copies; a worker that does not end is killed, with all that it started."""
+        """Close all environments; kill processes that do not end, and their child processes."""
         atexit.unregister(self.close)
-        if self._here is not None:
-            self._here.close()
-        for worker in self._workers:
-            worker.words.close()
-        for worker in self._workers:
-            worker.process.join(GRACE)
-            worker.kill()
-        self._here, self._workers = None, []
+        if self._local is not None:
+            self._local.close()
+        for process in self._processes:
+            process.pipe.close()
+        for process in self._processes:
+            process.process.join(GRACE)
+            process.kill()
+        self._local, self._processes = None, []
 
 
-class _Group:
-    """WorkerPool in one process, and their rows."""
+class _Environments:
+    """The environments of one process, built when needed, and their rows."""
 
     def __init__(
         self, build: Callable[[], ExternalEnv], agents: Sequence[AgentSpec], rows: np.ndarray
@@ -135,16 +137,16 @@ class _Group:
         self.build, self.agents, self.rows = build, agents, rows
         self.envs: dict[int, ExternalEnv] = {}
 
-    def turn(self, note: Callable[[int], None] = lambda i: None) -> tuple[int, str] | None:
-        """Obey all orders, or up to the first fault: whose it is, and what."""
+    def turn(self, on_start: Callable[[int], None] = lambda i: None) -> tuple[int, str] | None:
+        """Carry out all orders up to the first fault; return its worker and what it did."""
         for i in np.flatnonzero(self.rows["order"]).tolist():
-            note(i)
-            fault = self._obey(i, self.rows[i])
+            on_start(i)
+            fault = self._carry_out(i, self.rows[i])
             if fault is not None:
                 return i, fault
         return None
 
-    def _obey(self, i: int, row: Any) -> str | None:
+    def _carry_out(self, i: int, row: Any) -> str | None:
         try:
             if row["order"] == STEP:
                 step = self.envs[i].step(tuple(row["actions"].tolist()))
@@ -152,8 +154,8 @@ class _Group:
                 if i not in self.envs:
                     self.envs[i] = self.build()
                 step = self.envs[i].reset(int(row["seed"]))
-        except (Exception, _Overdue) as problem:
-            if isinstance(problem, _Overdue):
+        except (Exception, _Timeout) as problem:
+            if isinstance(problem, _Timeout):
                 return str(problem)
             text = " ".join(str(problem).split())
             return f"raised {type(problem).__name__}" + (f": {text}" if text else "")
@@ -171,76 +173,76 @@ class _Group:
                 env.close()
 
 
-# ---- the parent's side of a worker --------------------------------------------------------------
+# ---- the parent's side of a process -------------------------------------------------------------
 
 
-class _Worker:
-    """A process with every `size`-th copy, from copy `first` on."""
+class _Process:
+    """A process with every `size`-th worker, starting at worker `first`."""
 
     def __init__(
         self,
         process: Any,
-        words: Connection,
+        pipe: Connection,
         rows: np.ndarray,
-        watch: np.ndarray,
+        status: np.ndarray,
         first: int,
         size: int,
     ) -> None:
-        self.process, self.words, self.rows, self.watch = process, words, rows, watch
+        self.process, self.pipe, self.rows, self.status = process, pipe, rows, status
         self.first, self.size = first, size
 
-    def ask(self) -> bool:
-        """Begin the turn; False if there is nothing to do."""
-        told = np.flatnonzero(self.rows["order"])
-        if not len(told):
+    def start_turn(self) -> bool:
+        """Start the turn; return False if no worker has an order."""
+        ordered = np.flatnonzero(self.rows["order"])
+        if not len(ordered):
             return False
-        self.watch["copy"], self.watch["since"] = told[0], time.monotonic()
-        self.watch["turns"] += 1
-        if self.watch["asleep"][0]:
-            with suppress(OSError):  # it has died: `hear` says so
-                self.words.send_bytes(b"turn")
+        self.status["worker"], self.status["since"] = ordered[0], time.monotonic()
+        self.status["turns"] += 1
+        if self.status["asleep"][0]:
+            with suppress(OSError):  # the process has died: `end_turn` reports it
+                self.pipe.send_bytes(b"turn")
         return True
 
-    def hear(self, timeout: float) -> None:
-        """Wait for the end of the turn."""
+    def end_turn(self, timeout: float) -> None:
+        """Wait until the process reports the end of the turn."""
         try:
-            while not self.words.poll(self.watch["since"][0] + timeout - time.monotonic()):
-                if time.monotonic() - self.watch["since"][0] > timeout:
+            while not self.pipe.poll(self.status["since"][0] + timeout - time.monotonic()):
+                if time.monotonic() - self.status["since"][0] > timeout:
                     self.kill()
-                    raise self._fault(_overdue(timeout))
-            said = self.words.recv_bytes()
+                    raise self._fault(_timed_out(timeout))
+            report = self.pipe.recv_bytes()
         except (EOFError, OSError):
             self.process.join(GRACE)
-            raise self._fault(f"ended its process ({_how(self.process.exitcode)})") from None
-        if said:
-            i, what = pickle.loads(said)
+            raise self._fault(f"ended its process ({_reason(self.process.exitcode)})") from None
+        if report:
+            i, what = pickle.loads(report)
             raise self._fault(what, i)
 
     def _fault(self, what: str, i: int | None = None) -> Fault:
-        i = int(self.watch["copy"][0]) if i is None else i
+        i = int(self.status["worker"][0]) if i is None else i
         return Fault(self.first + i * self.size, what)
 
     def kill(self) -> None:
-        """The process, and whatever the world has started."""
+        """Kill the process and the child processes of its environments."""
         if self.process.is_alive():
             with suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.kill()  # if it has no group of its own yet
+            self.process.kill()  # if it has no process group of its own yet
         self.process.join()
 
 
-def _overdue(timeout: float) -> str:
-    return f"gave no answer within world_timeout={timeout:g} seconds"
+def _timed_out(timeout: float) -> str:
+    return f"did not answer within world_timeout={timeout:g} seconds"
 
 
-def _how(code: int | None) -> str:
+def _reason(code: int | None) -> str:
     return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
 
 
 @contextmanager
-def _blocked() -> Iterator[None]:
-    """What is started here does not get the parent's signals before it can say what to do."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OURS)
+def _signals_blocked() -> Iterator[None]:
+    """Block signals in processes started here until they have set their handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
@@ -249,16 +251,16 @@ def _blocked() -> Iterator[None]:
 
 @contextmanager
 def _as_main_for(world: ExternalWorld) -> Iterator[None]:
-    """Spare workers the parent's script, unless the world is built by something in it.
+    """Hide the parent's script from the processes, unless the world is built by code in it.
 
-    They would import it anew, and a script that trains when it is imported would not survive that.
+    Spawned processes import the script again, which fails if it trains at import.
     """
     try:
-        needed = world.copies == 1 or b"__main__" in pickle.dumps(world.build)
+        needed = world.max_workers == 1 or b"__main__" in pickle.dumps(world.build)
     except Exception as problem:
         raise UsageError(
-            f"world '{world.name}' cannot be sent to other processes ({problem}); build it with a "
-            "function at the top of a module, or say that there is one copy at most."
+            f"world '{world.name}' cannot be pickled for worker processes ({problem}); build it "
+            "with a module-level function, or set max_workers=1."
         ) from None
     main = sys.modules["__main__"]
     try:
@@ -271,13 +273,13 @@ def _as_main_for(world: ExternalWorld) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Interrupt a world in this process; only the main thread can."""
+    """Interrupt an environment in this process after `seconds`; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ring(*_: Any) -> None:
-        raise _Overdue(_overdue(seconds))
+        raise _Timeout(_timed_out(seconds))
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -288,56 +290,58 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# ---- the worker ---------------------------------------------------------------------------------
+# ---- inside a process ---------------------------------------------------------------------------
 
 
-def _work(
+def _run(
     build: Callable[[], ExternalEnv],
     agents: Sequence[AgentSpec],
     memory: Any,
-    watch: Any,
+    status: Any,
     first: int,
     size: int,
-    words: Connection,
+    pipe: Connection,
 ) -> None:
-    """The life of a worker: turn after turn until the pipe is closed."""
-    os.setsid()  # Ctrl-C reaches neither it nor what the world starts
-    for number in OURS:
-        signal.signal(number, lambda *_: None)  # what the world starts gets the usual handlers
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, OURS)
-    os.dup2(2, 1)  # the parent's stdout is not for worlds
-    threading.Thread(target=_outlive_nobody, daemon=True).start()
-    group = _Group(build, agents, np.frombuffer(memory, row_type(agents))[first::size])
-    busy = np.frombuffer(watch, WATCH)[first : first + 1]
+    """Carry out one turn after the other until the pipe is closed."""
+    os.setsid()  # Ctrl-C reaches neither this process nor its children
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, children do not inherit it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.dup2(2, 1)  # keep the parent's stdout free of a world's output
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    environments = _Environments(
+        build, agents, np.frombuffer(memory, row_type(agents))[first::size]
+    )
+    own = np.frombuffer(status, STATUS)[first : first + 1]
 
-    def note(i: int) -> None:
-        busy["copy"], busy["since"] = i, time.monotonic()
+    def on_start(i: int) -> None:
+        own["worker"], own["since"] = i, time.monotonic()
 
     try:
         with suppress(EOFError, OSError):
             for turn in itertools.count(1):
-                _await(turn, busy, words)
-                fault = group.turn(note)
-                words.send_bytes(pickle.dumps(fault) if fault else b"")
+                _await_turn(turn, own, pipe)
+                fault = environments.turn(on_start)
+                pipe.send_bytes(pickle.dumps(fault) if fault else b"")
     finally:
-        group.close()
+        environments.close()
 
 
-def _await(turn: int, watch: np.ndarray, words: Connection) -> None:
-    """Until so many turns have begun: awake at first, for it takes long to wake a process up."""
+def _await_turn(turn: int, status: np.ndarray, pipe: Connection) -> None:
+    """Wait until turn number `turn` begins: poll first, because waking a process is slow."""
     until = time.monotonic() + AWAKE
-    while watch["turns"][0] < turn:
+    while status["turns"][0] < turn:
         if time.monotonic() < until:
             os.sched_yield()
             continue
-        watch["asleep"] = True
-        if watch["turns"][0] < turn and words.poll(0.1):  # both may have looked too early
-            words.recv_bytes()
-    watch["asleep"] = False
+        status["asleep"] = True
+        if status["turns"][0] < turn and pipe.poll(0.1):  # timeout: the wake-up may race with this
+            pipe.recv_bytes()
+    status["asleep"] = False
 
 
-def _outlive_nobody() -> None:
-    """A worker whose parent was killed ends by itself, even if its world hangs."""
+def _die_with_parent() -> None:
+    """End this process when its parent was killed, even if an environment hangs."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,10 +1,10 @@
-"""Attacks on a trained run, for people to see what the privacy of each algorithm is worth.
+"""Attack a trained run, to measure what each algorithm leaks in practice.
 
-`teammate`: what an agent's private features look like in what a teammate receives.
-`membership`: whether trained Q-values tell which episodes were learnt from.
+`teammate`: infer an agent's private features from what a teammate receives.
+`membership`: infer from trained Q-values which episodes were used for training.
 
-An attack that fails proves nothing; docs/privacy.md has the proofs. One that succeeds shows what
-is not protected.
+A failed attack proves nothing; docs/privacy.md has the proofs. A successful one shows what is not
+protected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pevdn.verification.attacks.target import Target
 
 
 class Effort(NamedTuple):
-    """How much is played and trained."""
+    """How many episodes and trainings the attacks use."""
 
-    episodes: int  # for the curious teammate
-    shadows: int  # teams trained for membership inference, for each algorithm and ε
-    updates: int  # of each of them
+    episodes: int  # for the teammate attack
+    shadows: int  # shadow teams for membership inference, per algorithm and ε
+    updates: int  # per shadow team
 
 
 FULL = Effort(1024, 12, 120)
@@ -39,7 +39,7 @@ QUICK = Effort(256, 6, 60)
 def attack(
     run: Run | str | Path, effort: Effort = FULL, seed: int = 0, observer: Observer | None = None
 ) -> dict[str, Any]:
-    """Every attack on the team of a run's first seed, as one document."""
+    """Run every attack on the team of a run's first seed and return one document."""
     number("episodes", effort.episodes, int, 2 * membership.CANDIDATES, 1_000_000)
     number("shadows", effort.shadows, int, 4, 10_000)
     number("updates", effort.updates, int, 1, 1_000_000)
@@ -51,10 +51,10 @@ def attack(
     show.note(f"playing {effort.episodes:,} episodes of {target.config.env} …")
     keys = jax.random.split(jax.random.key(seed), effort.episodes)
     private = teammate.private_features(target.simulation.world)
-    record = teammate.together([teammate.record(s, private) for s in target.play(keys)])
-    show.note("reading a teammate's private features …")
-    readings = teammate.attack(record, target.code, seed)
-    long = record.running.sum(1) > target.simulation.horizons[0]  # short ones are learnt faster
+    transcript = teammate.transcribe(target.play(keys), private)
+    show.note("inferring a teammate's private features …")
+    readings = teammate.attack(transcript, target.code, seed)
+    long = transcript.running.sum(1) > target.simulation.horizons[0]  # short ones train faster
     chosen = np.argsort(long, stable=True)[: membership.CANDIDATES]
     (scene,) = target.play(keys[chosen])
     inferences = membership.attack(
@@ -83,7 +83,7 @@ def attack(
 
 
 def _plain(row: teammate.Reading | membership.Inference) -> dict[str, Any]:
-    """A row with its estimate spread out; null where the feature never varied."""
-    found: Any = row.estimate or (None, None, None)
+    """Return a row with its estimate flattened; null where the feature never varied."""
+    estimate: Any = row.estimate or (None, None, None)
     values = {name: value for name, value in row._asdict().items() if name != "estimate"}
-    return {**values, **dict(zip(("auc", "low", "high"), found, strict=True))}
+    return {**values, **dict(zip(("auc", "low", "high"), estimate, strict=True))}

@@ -1,17 +1,17 @@
-"""Was this episode trained on? What trained agents' Q-values tell an outsider.
+"""Membership inference: tell from trained Q-values whether an episode was used for training.
 
-Shadow teams are trained from scratch by the program's own update on a buffer of candidate
-episodes, in which a fair coin per team and episode has emptied about half: emptied or not is the
-question, and also the neighbouring relation that ε is about (docs/privacy.md). Coins are
-independent, so that teams are, guessing has an expected AUC of exactly 0.5, and no test has a
-larger one than `largest_auc` of the team's ε.
+Shadow teams are trained from scratch by the program's own update on a buffer of candidate episodes,
+of which a fair coin per team and episode has emptied about half. The attacker infers whether an
+episode was emptied, which is the neighbouring relation that ε is about (docs/privacy.md). The coins
+are independent, so the teams are too, guessing has an expected AUC of exactly 0.5, and no test has
+a larger AUC than `largest_auc` of the team's ε.
 
-The attacker knows all candidates. An episode is told by its error: learnt from, it is smaller. How
-hard a candidate is shows in the other teams, and is taken off (Watson et al. 2022, "difficulty
+The attacker knows all candidates. Episodes used for training have a lower error. The other teams
+show how hard a candidate is, and the score corrects for it (Watson et al. 2022, "difficulty
 calibration"; with so few teams the likelihood ratios of LiRA did no better, and need the coins).
 
 Two observers: of one agent, whose error is (r / N + m_i)², computed from that agent's parameters
-and record alone; and of the whole team, whose error is (r + Σ m_i)².
+and records alone; and of the whole team, whose error is (r + Σ m_i)².
 
 Shapes: S shadow teams (lanes), N agents, E candidates, T steps.
 """
@@ -36,28 +36,25 @@ from pevdn.config import experiment as configuration
 from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError
 from pevdn.privacy import accounting, planner
+from pevdn.privacy.accounting import Mechanism
 from pevdn.privacy.planner import least_noise
-from pevdn.simulation.program import Simulation, State, split_keys
+from pevdn.simulation.program import Simulation, State
 from pevdn.verification.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
 from pevdn.verification.attacks.target import messages
 from pevdn.worlds.base import World
 
 CANDIDATES = 32  # episodes
-BATCH = 8  # episodes in a minibatch, on average
-DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which ε limits the AUC
+BATCH = 8  # expected number of episodes in a minibatch
+DELTAS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which (ε, δ) bounds the AUC
 EPSILONS = (math.inf, 30.0, 8.0, 1.0)  # of one agent
 
 
 class Shadows(Simulation):
-    """A simulation compiled for no more steps than the candidates have."""
+    """A simulation compiled for the length of the longest candidate."""
 
     def __init__(self, world: World, config: Config, longest: int) -> None:
         super().__init__(world, config)
-        self._longest = longest
-
-    @property
-    def horizons(self) -> list[int]:
-        return [min(steps for steps in super().horizons if steps >= self._longest)]
+        self.horizons = [min(steps for steps in self.horizons if steps >= longest)]
 
 
 class Errors(NamedTuple):
@@ -68,7 +65,7 @@ class Errors(NamedTuple):
 
 
 def shadow_config(config: Config, private: bool, noise: float, candidates: int) -> Config:
-    """The run's own settings, but for a buffer of all candidates and what makes pe-vdn-b or c."""
+    """Return the run's settings with a buffer of all candidates, as pe-vdn-c or pe-vdn-b."""
     settings = dataclasses.replace(
         config.settings,
         buffer_size=candidates,
@@ -87,7 +84,7 @@ def shadow_config(config: Config, private: bool, noise: float, candidates: int) 
 
 
 def noise_for(epsilon: float, updates: int, sampling_rate: float, delta: float) -> float:
-    """The noise multiplier that keeps `updates` updates within ε."""
+    """Return the smallest noise multiplier that keeps `updates` updates within ε."""
     if epsilon == math.inf:
         return 0.0
 
@@ -98,7 +95,7 @@ def noise_for(epsilon: float, updates: int, sampling_rate: float, delta: float) 
 
 
 def toss(teams: int, candidates: int, seed: int) -> Bools:
-    """(S, E): whether a team was given a candidate."""
+    """Return whether each team trains on each candidate, (S, E)."""
     return np.random.default_rng(seed).random((teams, candidates)) < 0.5
 
 
@@ -110,7 +107,7 @@ def train(
     updates: int,
     seed: int,
 ) -> Errors:
-    """Train a team on the members of each lane (S, E), then ask it about all candidates.
+    """Train a team per lane on its members (S, E) and return its errors on all candidates.
 
     `episodes` are the candidates by agent, (E, T, ...).
     """
@@ -127,14 +124,16 @@ def train(
     def some_updates(state: State, first: Array, count: Array) -> State:
         def update(i: Array, state: State) -> State:
             step = jax.random.fold_in(jax.random.key(seed), first + i)
-            keys = split_keys(jax.random.split(step, len(lanes)), 4)
-            return simulation._update(state, keys, jnp.ones(len(lanes), bool))
+            keys = jax.vmap(lambda key: jax.random.split(key, 4))(
+                jax.random.split(step, len(lanes))
+            )
+            return simulation.update(state, keys, jnp.ones(len(lanes), bool))
 
         after: State = jax.lax.fori_loop(0, count, update, state)
         return after
 
-    # One short call after the other: a person can stop it, and XLA's two threads on a machine with
-    # two cores have been seen to wait for each other for ever when calls queue up.
+    # Short blocking calls: Ctrl-C works between them, and queued calls have deadlocked XLA's two
+    # threads on a machine with two cores.
     state = jax.block_until_ready(begin(candidates, jnp.asarray(member)))
     for first in range(0, updates, 20):
         count = min(20, updates - first)
@@ -142,22 +141,21 @@ def train(
     worst = float(np.max(state.refused))
     if worst > 0:
         raise PevdnError(
-            f"a shadow team sent a message of size {worst:g}, which precision="
-            f"{config.settings.precision} and modulus={config.settings.modulus} cannot carry; ask "
-            "for fewer --updates."
+            f"a shadow team sent a message of size {worst:g}, which exceeds the range of precision="
+            f"{config.settings.precision} and modulus={config.settings.modulus}; lower --updates."
         )
-    asked = jax.jit(partial(_errors, simulation))(state.learners, candidates)
-    return Errors(*(np.asarray(error, np.float64) for error in asked))
+    errors = jax.jit(partial(_errors, simulation))(state.learners, candidates)
+    return Errors(*(np.asarray(error, np.float64) for error in errors))
 
 
 def _by_kind(simulation: Simulation, episodes: Sequence[Episode]) -> tuple[Episode, ...]:
-    """Candidates by kind, (N, E, T, ...)."""
+    """Group candidates by kind, (N, E, T, ...)."""
     parts = [simulation.team.by_kind(leaves, axis=0) for leaves in zip(*episodes, strict=True)]
     return tuple(Episode(*leaves) for leaves in zip(*parts, strict=True))
 
 
 def _filled(state: State, candidates: tuple[Episode, ...], member: Array) -> State:
-    """Every team's buffer holds all candidates; those that are not members are empty."""
+    """Fill every team's buffer with all candidates, and empty those that are not members."""
     S, E = member.shape
 
     def rows(episodes: Episode) -> Episode:
@@ -177,9 +175,9 @@ def _errors(
     simulation: Simulation, learners: tuple[Learner, ...], candidates: tuple[Episode, ...]
 ) -> tuple[Array, Array]:
     S, n = jax.tree.leaves(learners)[0].shape[0], len(simulation.team)
-    asked = jax.tree.map(lambda x: jnp.broadcast_to(x, (S, *x.shape)), candidates)
-    m = messages(simulation, learners, asked)  # (S, N, E, T)
-    team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # reward and length are the team's
+    by_team = jax.tree.map(lambda x: jnp.broadcast_to(x, (S, *x.shape)), candidates)
+    m = messages(simulation, learners, by_team)  # (S, N, E, T)
+    team: Episode = jax.tree.map(lambda x: x[0], candidates[0])  # the team shares reward and length
     batch = replay.time_first(team)
     rate = simulation.settings.gamma * simulation.settings.return_lambda
     rewards = learning.team_error(jnp.zeros_like(batch.rewards), batch, rate).T  # (E, T)
@@ -192,9 +190,9 @@ def _errors(
 
 
 def scores(errors: Floats) -> Floats:
-    """How much smaller each team's error (S, E) is than the other teams', in logarithms.
+    """Return how much lower each team's log error (S, E) is than that of the other teams.
 
-    Less each team's mean, which tells only how well it was trained. No coin is used.
+    Each team's mean, which only measures its training, is subtracted first. No coin is used.
     """
     x = np.log(errors + 1e-12)
     x = x - x.mean(axis=1, keepdims=True)
@@ -203,36 +201,36 @@ def scores(errors: Floats) -> Floats:
 
 
 def infer(errors: Floats, member: Bools) -> Estimate:
-    """How well membership (S, E) is told from errors (S, N, E), of each of N observers in turn."""
+    """Estimate the AUC of inferring membership (S, E) from errors (S, N, E), agent by agent."""
     S, N, E = errors.shape
-    found = np.stack([scores(errors[:, i]) for i in range(N)], axis=1)
-    repeated = np.broadcast_to(member[:, None], found.shape)
-    return estimate(found.ravel(), repeated.ravel(), np.repeat(np.arange(S), N * E))
+    by_agent = np.stack([scores(errors[:, i]) for i in range(N)], axis=1)
+    repeated = np.broadcast_to(member[:, None], by_agent.shape)
+    return estimate(by_agent.ravel(), repeated.ravel(), np.repeat(np.arange(S), N * E))
 
 
 class Training(NamedTuple):
-    """One way of training shadow teams."""
+    """A configuration of shadow teams."""
 
-    noise_multiplier: float | None  # None: as pe-vdn-b
-    own: str | None = None  # what of it is the attacked run's: its noise or its ε
+    noise_multiplier: float | None  # None: pe-vdn-b
+    own: str | None = None  # taken from the attacked run: "noise" or "ε"
 
 
 def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -> list[Training]:
-    """As pe-vdn-b, as pe-vdn-c at every ε, and as private as the run itself was, if it was."""
+    """Return pe-vdn-b, pe-vdn-c at each ε, and a private run's own noise and own ε."""
 
     def at(epsilon: float) -> float:
         return noise_for(epsilon, updates, sampling_rate, config.delta)
 
-    found = [Training(None), *(Training(at(epsilon)) for epsilon in EPSILONS)]
+    ways = [Training(None), *(Training(at(epsilon)) for epsilon in EPSILONS)]
     epsilon = planner.Plan.of(config, agents).epsilon("agent") if config.private else 0.0
     if 0 < epsilon < math.inf:
-        found.append(Training(config.settings.noise_multiplier, "noise"))
-        found.append(Training(at(epsilon), "ε"))
-    return found
+        ways.append(Training(config.settings.noise_multiplier, "noise"))
+        ways.append(Training(at(epsilon), "ε"))
+    return ways
 
 
 class Inference(NamedTuple):
-    """One way of training, attacked by one observer."""
+    """The result of one training attacked by one observer."""
 
     algorithm: str
     own: str | None
@@ -240,7 +238,7 @@ class Inference(NamedTuple):
     noise_multiplier: float | None
     epsilon_agent: float | None
     epsilon_team: float | None
-    largest_auc: float  # that ε of the team allows
+    largest_auc: float  # that the team's ε allows
     estimate: Estimate
 
 
@@ -253,19 +251,19 @@ def attack(
     seed: int,
     note: Callable[[str], None],
 ) -> list[Inference]:
-    """Train shadow teams in every way, and attack each from both sides."""
+    """Train shadow teams in every configuration and attack each as both observers."""
     (S, E), n = member.shape, len(world.agents)
     q, delta = shadow_config(config, True, 0.0, E).sampling_rate, config.delta
-    found = []
+    inferences = []
     ways = trainings(config, n, updates, q)
     for number, (noise, own) in enumerate(ways, start=1):
         shadow = shadow_config(config, noise is not None, noise or 0.0, E)
         agent, team, limit = None, None, 1.0
         if noise is not None:
-            agent = accounting.epsilon(updates, q, noise, delta)
-            seen = noise / math.sqrt(n)
-            team = accounting.epsilon(updates, q, seen, delta)
-            limit = largest_auc((accounting.epsilon(updates, q, seen, d), d) for d in DELTAS)
+            mechanism = Mechanism(q, noise, n, delta)
+            agent, team = (mechanism.epsilon(updates, who) for who in ("agent", "team"))
+            at = (mechanism._replace(delta=d) for d in DELTAS)
+            limit = largest_auc((other.epsilon(updates, "team"), other.delta) for other in at)
         goal = "" if team is None else f" at ε team {team:.3g}"
         whose = f", this run's {own}" if own else ""
         note(
@@ -275,7 +273,7 @@ def attack(
         errors = train(world, shadow, episodes, member, updates, seed)
         for observer, error in (("agent", errors.agent), ("team", errors.team[:, None])):
             result = infer(error, member)
-            found.append(
+            inferences.append(
                 Inference(shadow.algorithm, own, observer, noise, agent, team, limit, result)
             )
-    return found
+    return inferences

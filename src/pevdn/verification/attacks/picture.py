@@ -1,4 +1,4 @@
-"""The attacks in one picture."""
+"""Draw the results of all attacks in one figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """By channel, by team size, and by algorithm and ε; bars are 95 % confidence intervals."""
+    """Draw AUC by channel, by team size, and by algorithm and ε, with 95 % intervals."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def _channels(axes: Any, rows: list[Row], features: list[str]) -> None:
         places = [channels.index(row["channel"]) + 0.15 * (number - 1) for row in points]
         _points(axes, places, points, f"C{number}", "o", feature)
     axes.set_xticks(range(len(channels)), [name.replace(" but", "\nbut") for name in channels])
-    axes.set(title="a teammate, by what it receives")
+    axes.set(title="teammate attack, by channel")
 
 
 def _team_sizes(axes: Any, rows: list[Row], features: list[str]) -> None:
@@ -69,10 +69,10 @@ def _membership(axes: Any, rows: list[Row]) -> None:
     for place, label in enumerate(labels):
         allowed = next(row["largest_auc"] for row in rows if _label(row) == label)
         axes.hlines(allowed, place - 0.3, place + 0.3, color="0.3", linewidth=2)
-    axes.plot([], [], color="0.3", linewidth=2, label="the most that ε of the team allows")
+    axes.plot([], [], color="0.3", linewidth=2, label="bound by the team's ε")
     axes.set_xticks(range(len(labels)), labels, fontsize="small")
     axes.legend(frameon=False, loc="lower left")
-    axes.set(title="membership of an episode", xlabel="ε of the team")
+    axes.set(title="membership inference", xlabel="ε of the team")
 
 
 def _label(row: Row) -> str:
@@ -93,19 +93,7 @@ def _points(
     line: str = "",
 ) -> None:
     values = [row["auc"] for row in rows]
-    reach = [
-        [row["auc"] - row["low"] for row in rows],
-        [row["high"] - row["auc"] for row in rows],
-    ]
-    axes.errorbar(
-        places,
-        values,
-        reach,
-        color=colour,
-        marker=marker,
-        markersize=9 if marker == "*" else 5,
-        linestyle=line,
-        linewidth=1,
-        capsize=2,
-        label=label,
-    )
+    reach = [[r["auc"] - r["low"] for r in rows], [r["high"] - r["auc"] for r in rows]]
+    size = 9 if marker == "*" else 5
+    how = {"color": colour, "marker": marker, "markersize": size, "linestyle": line}
+    axes.errorbar(places, values, reach, linewidth=1, capsize=2, label=label, **how)

@@ -1,4 +1,4 @@
-"""How well an attack does, how sure one can be of it, and what differential privacy allows it.
+"""Estimate the success of an attack, its confidence interval, and the bound that ε implies.
 
 The area under the ROC curve (AUC) is the probability that a positive case gets a higher score than
 a negative one: 0.5 is guessing, 1 is certainty.
@@ -17,9 +17,9 @@ from scipy.stats import rankdata, t
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int_]
-Scores = Callable[[Floats], Floats]  # (n, D) to (n, F)
+Model = Callable[[Floats], Floats]  # inputs (n, D) to scores (n, F)
 
-WAVES = 200  # random features of the attacker's model
+WAVES = 200  # random Fourier features of the attacker's model
 BANDWIDTH = 0.7  # their frequencies, for inputs of unit variance
 RIDGE = 2.0
 
@@ -39,12 +39,13 @@ class Estimate(NamedTuple):
 def estimate(
     scores: Floats, positive: Bools, cluster: Ints, stratum: Ints | None = None, among: int = 1
 ) -> Estimate:
-    """AUC and interval for cases (n,) that are dependent within a cluster, such as an episode.
+    """Estimate the AUC and its interval for cases (n,) that depend on each other within a cluster.
 
-    Only cases of the same stratum are compared, such as those of the same step. The variance is
-    that of the clusters' influences on the AUC (Obuchowski 1997), the quantile Student's with
-    clusters − 1 degrees of freedom. Of `among` intervals made this way, all hold at once with
-    probability 95 % (Bonferroni). Both answers must occur together in some stratum.
+    A cluster is an episode, for example. Only cases of the same stratum are compared, such as those
+    of the same step. The variance is that of the clusters' influences on the AUC (Obuchowski 1997),
+    the quantile is Student's with clusters − 1 degrees of freedom. Of `among` intervals computed
+    this way, all hold simultaneously with probability 95 % (Bonferroni). Some stratum must contain
+    both answers.
     """
     strata = np.zeros(len(scores), int) if stratum is None else stratum
     won, met = np.zeros(len(scores)), np.zeros(len(scores))
@@ -65,7 +66,7 @@ def estimate(
 
 
 def _comparisons(scores: Floats, positive: Bools) -> tuple[Floats, Floats]:
-    """In how many of its pairs with the other side each case (n,) is as it should be, and of all.
+    """Return, per case (n,), its correctly ordered pairs with the other class, and all its pairs.
 
     Ties count half.
     """
@@ -73,31 +74,31 @@ def _comparisons(scores: Floats, positive: Bools) -> tuple[Floats, Floats]:
     within = np.empty_like(overall)
     within[positive], within[~positive] = rankdata(scores[positive]), rankdata(scores[~positive])
     met = np.where(positive, (~positive).sum(), positive.sum()).astype(float)
-    below = overall - within  # how many of the other side score less
+    below = overall - within  # cases of the other class that score less
     return np.where(positive, below, met - below), met
 
 
 def largest_auc(guarantees: Iterable[tuple[float, float]]) -> float:
-    """No test has a larger AUC if all these (ε, δ) hold.
+    """Return an upper bound on the AUC of any test if all these (ε, δ) hold.
 
-    Each says that a test with false positive rate α misses at least
+    Each implies that a test with false positive rate α misses at least
     max(1 − δ − e^ε·α, e^(−ε)·(1 − δ − α), 0) of the positives (Kairouz et al. 2015). The area is
     rounded up.
     """
     false = np.linspace(0.0, 1.0, 10_001)[1:]
     missed = np.zeros_like(false)
     for epsilon, delta in guarantees:
-        if epsilon < 700:  # e^ε is a number
+        if epsilon < 700:  # e^ε is finite
             missed = np.maximum(missed, 1 - delta - math.exp(epsilon) * false)
             missed = np.maximum(missed, math.exp(-epsilon) * (1 - delta - false))
     return float(1 - missed.mean())
 
 
-def learn(inputs: Floats, answers: Bools, seed: int) -> Scores:
-    """An attacker's model of answers (n, F) given inputs (n, D): ridge regression on random waves.
+def learn(inputs: Floats, answers: Bools, seed: int) -> Model:
+    """Fit ridge regression on random Fourier features of inputs (n, D) to answers (n, F).
 
-    Each input is first replaced by its rank among those learnt from, so that neither its unit nor
-    a few huge values matter; waves cos(w·x + b) let the model bend and combine inputs.
+    Inputs are first replaced by their ranks in the training data, which removes units and outliers;
+    the features cos(w·x + b) make the model nonlinear.
     """
     generator = np.random.default_rng(seed)
     grid = np.linspace(0.0, 1.0, 201)
@@ -108,8 +109,8 @@ def learn(inputs: Floats, answers: Bools, seed: int) -> Scores:
     def waves(x: Floats) -> Floats:
         ranks = [np.interp(x[:, d], quantiles[:, d], grid) for d in range(x.shape[1])]
         spread = (np.stack(ranks, axis=1) - 0.5) * math.sqrt(12)  # variance 1
-        found: Floats = np.cos(spread @ frequencies + phases)
-        return found
+        features: Floats = np.cos(spread @ frequencies + phases)
+        return features
 
     features = waves(inputs)
     middle = features.mean(axis=0)

@@ -1,4 +1,4 @@
-"""The team under attack: a trained run, the episodes it plays, and the messages it would send."""
+"""The attacked team: a trained run, the episodes it plays, and the messages it would send."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pevdn.simulation.program import Simulation, each_agent
 from pevdn.training import world as environment
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
-from pevdn.worlds.external import inside
+from pevdn.worlds.external import require_jax
 
-BLOCK = 128  # episodes played at a time: the records of large teams are large
+BLOCK = 128  # episodes played at a time, which bounds memory for large teams
 EXPLORATION = 0.1
 
 
 class Scene(NamedTuple):
-    """Episodes as they were played: E of them by N agents, T steps at most."""
+    """E episodes played by N agents, of at most T steps."""
 
     episodes: tuple[Episode, ...]  # by agent, (E, T, ...)
     messages: Array  # (N, E, T)
@@ -34,14 +34,17 @@ class Scene(NamedTuple):
 
 
 class Target:
-    """The team of a run's first seed, as its newest checkpoint has it."""
+    """The team of a run's first seed in its newest checkpoint."""
 
     def __init__(self, run: Run) -> None:
         self.config = run.config
-        world = inside(environment.outline(run), "an attack")
+        world = require_jax(environment.outline(run), "an attack")
         self.simulation = Simulation(world, self.config)
         if len(self.simulation.team) < 2:
-            raise UsageError(f"{run.path} trained a single agent, which has no teammate to fear.")
+            raise UsageError(
+                f"{run.path} has a single agent and no teammate that could attack it; choose a run "
+                "with two agents or more."
+            )
         checkpoints = Checkpoints(run.path, self.config, read_only=True)
         try:
             learners, _ = checkpoints.restore_learners(self.simulation)
@@ -52,7 +55,7 @@ class Target:
         self._play = jax.jit(self._played)
 
     def play(self, keys: Array) -> Iterator[Scene]:
-        """One episode for each key (E,), in blocks of at most `BLOCK` of them."""
+        """Play one episode per key (E,), in blocks of at most `BLOCK` episodes."""
         for first in range(0, len(keys), BLOCK):
             block = keys[first : first + BLOCK]
             full = block[jnp.arange(BLOCK) % len(block)]  # one program for all blocks
@@ -67,7 +70,7 @@ class Target:
     def _played(self, learners: tuple[Learner, ...], keys: Array) -> Scene:
         params = tuple(learner.params for learner in learners)
         exploration = jnp.full(1, EXPLORATION)
-        played = self.simulation._play(params, keys[None], exploration, record=True)
+        played = self.simulation.player.play(params, keys[None], exploration, record=True)
         sent = messages(self.simulation, learners, played.episodes)
         team = self.simulation.team
         kinds = [jax.tree.map(lambda x: x[0], episodes) for episodes in played.episodes]
@@ -82,14 +85,13 @@ class Target:
 def messages(
     simulation: Simulation, learners: tuple[Learner, ...], episodes: tuple[Episode, ...]
 ) -> Array:
-    """m_i (S, N, E, T) of learners for their episodes, by kind (S, N, E, T, ...).
+    """Return the messages m_i (S, N, E, T) of learners for episodes by kind (S, N, E, T, ...).
 
-    The simulation computes them as it does in training, for an exchange that refuses everything
-    and so reports all that it was given.
+    The simulation computes them as in training, with an exchange that returns its inputs.
     """
     listening = Simulation(simulation.world, simulation.config)
     listening.exchange = lambda key, sent: Opened(sent, sent)
     batches = tuple(each_agent(replay.time_first)(own) for own in episodes)
     S, _, E = episodes[0].length.shape
-    _, sent = listening._learn(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
+    _, sent = listening.sum_batch(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
     return jnp.swapaxes(sent, 2, 3)

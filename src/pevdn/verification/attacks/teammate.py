@@ -1,10 +1,10 @@
-"""What a curious teammate reads of an agent's private features from what it receives.
+"""Infer an agent's private features from what an honest-but-curious teammate receives.
 
-The victim is agent 0, the attacker agent 1. The attacker gets the numbers of one channel around a
-step, and the clock, which is public. It learns from one half of the episodes, with the answers, and
-is tested on the other half. There only cases of the same step are compared: the clock by itself is
-worth exactly 0.5, although it would be read from any sum of enough messages. Only steps are used
-whose whole surroundings were played with the victim there, so that padding tells nothing.
+The victim is agent 0, the attacker agent 1. The attacker gets the numbers of one channel in a
+window around a step, and the step number, which is public. It trains on one half of the episodes,
+with the answers, and is tested on the other half. The test compares only cases of the same step, so
+the step number alone has an AUC of exactly 0.5, although any sum of enough messages reveals it. A
+step is used only if the victim is present throughout its window, so padding reveals nothing.
 
 Shapes: E episodes, T steps, N agents, D numbers received.
 """
@@ -23,7 +23,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from pevdn.agent.replay import Episode
 from pevdn.errors import PevdnError
-from pevdn.exchange.secret_shared import Code, decode, encode, reconstruct, secret_shared, split
+from pevdn.exchange import modular
+from pevdn.exchange.secret_shared import Code, decode, encode, secret_shared, split
 from pevdn.verification.attacks.statistics import Bools, Estimate, Floats, estimate, learn
 from pevdn.verification.attacks.target import Scene
 from pevdn.worlds.base import World
@@ -32,8 +33,8 @@ from pevdn.worlds.toy import Coordination
 
 VICTIM, ATTACKER = 0, 1
 TEAM_SIZES = (2, 3, 5, 8)
-CHOICES = 8  # in large teams, so many choices of the share that is held or missing are tried
-CASES = 20_000  # learnt from at most
+CHOICES = 8  # largest number of choices tried for the share that is held or missing
+CASES = 20_000  # largest number of training cases
 
 
 class Feature(NamedTuple):
@@ -45,14 +46,14 @@ class Feature(NamedTuple):
 
 
 class Private(NamedTuple):
-    """What the agents of a world would rather keep to themselves."""
+    """The private features of a world's agents."""
 
     features: tuple[Feature, ...]
-    present: Callable[[Episode], Array]  # (E, T) bool: there is somebody to ask about
+    present: Callable[[Episode], Array]  # (E, T) bool: the agent is alive
 
 
 def private_features(world: World) -> Private:
-    """The questions that make sense in a world."""
+    """Return the private features that are defined in a world."""
     if isinstance(world, SmaxWorld):
         return _of_smax(world)
     if isinstance(world, Coordination):
@@ -70,7 +71,7 @@ def private_features(world: World) -> Private:
 
 
 def _of_smax(world: SmaxWorld) -> Private:
-    """SMAX ends an observation with the agent's own features, and the actions with the attacks."""
+    """In SMAX, own features come last in an observation, and attacks last among the actions."""
     env = world._env
     own_health = env.own_features.index("health") - len(env.own_features)
     attack = env.num_movement_actions
@@ -92,20 +93,30 @@ def _all_along(episodes: Episode, answer: Array) -> Array:
     return answer[:, None] & (episodes.actions >= 0)
 
 
-class Record(NamedTuple):
-    """What the attack is about, gathered from all episodes."""
+class Transcript(NamedTuple):
+    """Messages and the victim's private features in E episodes."""
 
     messages: Floats  # (N, E, T)
-    running: Bools  # (E, T) the episode goes on
-    present: Bools  # (E, T) and the victim is there
+    running: Bools  # (E, T) the episode has not ended
+    present: Bools  # (E, T) and the victim is alive
     answers: dict[str, Bools]  # (E, T) by feature
 
 
-def record(scene: Scene, private: Private) -> Record:
-    """Of one block of episodes."""
+def transcribe(scenes: Iterable[Scene], private: Private) -> Transcript:
+    """Return the transcript of all blocks of episodes."""
+    blocks = [_transcribe_block(scene, private) for scene in scenes]
+    return Transcript(
+        np.concatenate([block.messages for block in blocks], axis=1),
+        np.concatenate([block.running for block in blocks]),
+        np.concatenate([block.present for block in blocks]),
+        {name: np.concatenate([x.answers[name] for x in blocks]) for name in blocks[0].answers},
+    )
+
+
+def _transcribe_block(scene: Scene, private: Private) -> Transcript:
     own = scene.episodes[VICTIM]
     running = np.arange(scene.messages.shape[2]) < np.asarray(scene.length)[:, None]
-    return Record(
+    return Transcript(
         np.asarray(scene.messages, np.float64),
         running,
         running & np.asarray(private.present(own)),
@@ -113,31 +124,22 @@ def record(scene: Scene, private: Private) -> Record:
     )
 
 
-def together(records: list[Record]) -> Record:
-    return Record(
-        np.concatenate([r.messages for r in records], axis=1),
-        np.concatenate([r.running for r in records]),
-        np.concatenate([r.present for r in records]),
-        {name: np.concatenate([r.answers[name] for r in records]) for name in records[0].answers},
-    )
-
-
-# ---- what the attacker gets -----------------------------------------------------------------
+# ---- channels: what the attacker receives ---------------------------------------------------
 
 
 def around(values: Floats) -> Floats:
-    """(E, T) to (E, T', D): each inner step with its neighbours."""
+    """Return the window around each inner step: (E, T) to (E, T', D)."""
     return sliding_window_view(values, _width(values.shape[1]), axis=1)
 
 
 def inner(values: Bools) -> Bools:
-    """(E, T) to (E, T'): the steps that `around` keeps."""
+    """Return the steps that `around` keeps: (E, T) to (E, T')."""
     margin = _width(values.shape[1]) // 2
     return values[:, margin : values.shape[1] - margin]
 
 
 def usable(present: Bools) -> Bools:
-    """(E, T) to (E, T'): inner steps all of whose window is real."""
+    """Return the inner steps whose whole window is present: (E, T) to (E, T')."""
     return np.all(sliding_window_view(present, _width(present.shape[1]), axis=1), axis=-1)
 
 
@@ -147,29 +149,29 @@ def _width(steps: int) -> int:
 
 @partial(jax.jit, static_argnames=("n", "code"))
 def shares(key: Array, message: Array, n: int, code: Code) -> Array:
-    """The victim's n shares (n, E, T) of its message (E, T)."""
+    """Return the victim's n shares (n, E, T) of its message (E, T)."""
     return split(key, encode(message, code), n, code.modulus)
 
 
 def held(some: np.ndarray, code: Code) -> Floats:
-    """What a holder of some shares (k, E, T) has: each of them, and their sum modulo p."""
+    """Return what a holder of k shares (k, E, T) has: each share, and their sum modulo p."""
     numbers = np.asarray(_decoded(some, code), np.float64)
     return np.concatenate([around(x) for x in numbers], axis=-1)
 
 
 @partial(jax.jit, static_argnames="code")
 def _decoded(some: Array, code: Code) -> Array:
-    return decode(jnp.concatenate([some, reconstruct(some, code.modulus)[None]]), code)
+    return decode(jnp.concatenate([some, modular.total(some, code.modulus)[None]]), code)
 
 
 def opened(key: Array, messages: Floats, code: Code) -> Floats:
-    """The opened sum less what the attacker put in itself, (E, T), for messages (N, E, T)."""
+    """Return the opened sum minus the attacker's own message, (E, T), for messages (N, E, T)."""
     result = _exchanged(key, messages.astype(np.float32), code)
     if result.refused > 0:
         raise PevdnError(
-            f"a message of size {float(result.refused):g} does not fit into what precision="
-            f"{code.precision} and modulus={code.modulus} leave to {len(messages)} agents; the run "
-            "would refuse it too, so there is no sum to attack."
+            f"a message of size {float(result.refused):g} exceeds the range of precision="
+            f"{code.precision} and modulus={code.modulus} for {len(messages)} agents, and the run "
+            "would refuse it too; attack a run with a lower precision."
         )
     return np.asarray(result.total[ATTACKER], np.float64) - messages[ATTACKER]
 
@@ -180,11 +182,11 @@ _exchanged = jax.jit(secret_shared, static_argnames="code")
 def composed(
     messages: Floats, running: Bools, half: Bools, most: int, generator: np.random.Generator
 ) -> tuple[dict[int, Floats], Bools]:
-    """What is left of the sum in teams of `TEAM_SIZES` (E, T', D), and where it could be made.
+    """Return the sum minus the attacker's message in teams of `TEAM_SIZES`, and where it exists.
 
-    To the victim's message come those of N − 2 teammates in other episodes, at the same step; the
-    attacker's own is already taken off. Teammates are this run's agents in turn, the attacker last.
-    Episodes lend to their own half only.
+    Each sum (E, T', D) adds to the victim's message those of N − 2 teammates in other episodes at
+    the same step. Teammates are this run's agents in turn, the attacker last. Episodes are combined
+    within the same half only.
     """
     teammates = [*range(2, len(messages)), ATTACKER]
     windows = [around(m) for m in messages]
@@ -215,31 +217,33 @@ def read(
     seed: int,
     among: int = 1,
 ) -> dict[str, Estimate | None]:
-    """By feature, AUC on one half after learning on the other; None if the answer never varies.
+    """Return the test AUC by feature; None if the answer never varies.
 
-    received (E, T', D); answers and where (E, T'); half (E,) is true for episodes to learn from.
+    received (E, T', D); answers and where (E, T'); half (E,) marks the training episodes.
     """
-    learning, testing = where & half[:, None], where & ~half[:, None]
-    if not (learning.any() and testing.any()):
+    training, testing = where & half[:, None], where & ~half[:, None]
+    if not (training.any() and testing.any()):
         return dict.fromkeys(answers)
     clock = np.broadcast_to(np.arange(where.shape[1])[:, None], (*where.shape, 1))
     inputs = np.concatenate([received, clock], axis=-1)
-    asked = np.stack(list(answers.values()), axis=-1)  # (E, T', F)
-    model = learn(inputs[learning][:CASES], asked[learning][:CASES], seed)
+    targets = np.stack(list(answers.values()), axis=-1)  # (E, T', F)
+    model = learn(inputs[training][:CASES], targets[training][:CASES], seed)
     scores = model(inputs[testing])
     episode, step = np.nonzero(testing)
-    found: dict[str, Estimate | None] = {}
+    estimates: dict[str, Estimate | None] = {}
     for number, (name, answer) in enumerate(answers.items()):
-        both = (answer & testing).any(0) & (~answer & testing).any(0)  # (T',) to be compared
-        varies = len(np.unique(answer[learning])) == 2 and both.any()
-        found[name] = (
+        both = (answer & testing).any(0) & (~answer & testing).any(
+            0
+        )  # (T',) steps with both answers
+        varies = len(np.unique(answer[training])) == 2 and both.any()
+        estimates[name] = (
             estimate(scores[:, number], answer[testing], episode, step, among) if varies else None
         )
-    return found
+    return estimates
 
 
 class Reading(NamedTuple):
-    """One attack: what was received, what was asked, and how well it went."""
+    """The result of one attack: channel, team size, feature and AUC."""
 
     channel: str
     agents: int
@@ -249,27 +253,29 @@ class Reading(NamedTuple):
 
 
 def halves(episodes: int, generator: np.random.Generator) -> Bools:
-    """(E,): a random half of the episodes, to learn from."""
+    """Mark a random half of the episodes for training, (E,)."""
     half = np.zeros(episodes, bool)
     half[generator.permutation(episodes)[: episodes // 2]] = True
     return half
 
 
-def attack(found: Record, code: Code, seed: int) -> list[Reading]:
-    """Every channel and team size, for every feature."""
+def attack(transcript: Transcript, code: Code, seed: int) -> list[Reading]:
+    """Attack every channel and team size, for every feature."""
     generator = np.random.default_rng(seed)
     split_key, open_key = jax.random.split(jax.random.key(seed))
-    half, n = halves(found.running.shape[0], generator), len(found.messages)
-    dealt = np.asarray(shares(split_key, found.messages[VICTIM].astype(np.float32), n, code))
-    rest = opened(open_key, found.messages, code)
-    sums, possible = composed(found.messages, found.running, half, max(TEAM_SIZES), generator)
-    where = usable(found.present) & possible  # the same for all channels
+    half, n = halves(transcript.running.shape[0], generator), len(transcript.messages)
+    dealt = np.asarray(shares(split_key, transcript.messages[VICTIM].astype(np.float32), n, code))
+    rest = opened(open_key, transcript.messages, code)
+    sums, possible = composed(
+        transcript.messages, transcript.running, half, max(TEAM_SIZES), generator
+    )
+    where = usable(transcript.present) & possible  # the same for all channels
     spots = np.unique(np.linspace(0, n - 1, min(n, CHOICES)).astype(int))
 
-    answers = {name: inner(answer) for name, answer in found.answers.items()}
+    answers = {name: inner(answer) for name, answer in transcript.answers.items()}
 
     def best(channel: str, received: Iterable[Floats], among: int = 1) -> list[Reading]:
-        """By feature, of the attacks with one set of numbers or another."""
+        """Return the strongest attack for each feature among these sets of numbers."""
         tried = [read(numbers, answers, where, half, seed, among) for numbers in received]
         strongest = {
             name: max((x for one in tried if (x := one[name]) is not None), default=None)
@@ -277,9 +283,9 @@ def attack(found: Record, code: Code, seed: int) -> list[Reading]:
         }
         return [Reading(channel, n, False, name, x) for name, x in strongest.items()]
 
-    among = 2 * len(spots) * len(found.answers)  # so many attacks on shares are made
+    among = 2 * len(spots) * len(transcript.answers)  # number of attacks on shares
     readings = [
-        *best("message", [around(found.messages[VICTIM])]),
+        *best("message", [around(transcript.messages[VICTIM])]),
         *best("one share", (held(dealt[i : i + 1], code) for i in spots), among),
         *best(
             "all shares but one",

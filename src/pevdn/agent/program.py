@@ -1,0 +1,167 @@
+"""One agent's program: act, message, gradient, update. Both runtimes call it, and nothing else.
+
+The simulation maps it over the agents of a team and over lanes; a party compiles it for itself.
+Every argument is the agent's own or public. `release` (privacy/mechanism.py) turns gradients into
+what is learnt from; the program never does so itself.
+
+Shapes: ... any batch axes, T steps, B episodes, O observation, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from pevdn.agent import acting, learning, networks
+from pevdn.agent.learning import Learner, Memo, Rates
+from pevdn.agent.networks import Parameters
+from pevdn.agent.replay import Episode
+from pevdn.config.experiment import Config
+from pevdn.config.settings import Settings
+from pevdn.worlds.interface import AgentSpec
+
+# Settings that may differ by lane: numbers that no shape and no branch of the program depends on.
+BY_LANE = (
+    "gamma",
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "target_rate",
+    "return_lambda",
+    "reward_cap",
+    "learning_rate_end",
+    "learning_rate_steps",
+    "average_decay",
+    "exploration_start",
+    "exploration_end",
+    "exploration_steps",
+    "noise_multiplier",
+    "clip_norm",
+    "anchor_penalty",
+)
+
+
+@dataclass(frozen=True)
+class AgentProgram:
+    """What one agent computes, for one set of settings."""
+
+    settings: Settings
+    release: Any  # privacy.mechanism.Release
+
+    @classmethod
+    def of(cls, config: Config, release: Any) -> AgentProgram:
+        s = config.settings
+        if config.private:  # clipped by episode, and not once more
+            s = dataclasses.replace(s, max_gradient_norm=0.0)
+        return cls(s, release)
+
+    def vary(self, lane: Mapping[str, Any]) -> AgentProgram:
+        """The same program with the settings of one lane, which may be traced numbers."""
+        if not lane:
+            return self
+        own = {k: v for k, v in lane.items() if k in ("clip_norm", "noise_multiplier")}
+        release = dataclasses.replace(self.release, **own) if own else self.release
+        return AgentProgram(dataclasses.replace(self.settings, **lane), release)
+
+    # ---- begin and act -----------------------------------------------------------------------
+
+    def begin(self, key: Array, spec: AgentSpec) -> Learner:
+        """A fresh agent."""
+        s = self.settings
+        params = networks.initialise(s.network, key, spec, s.hidden_size)
+        return learning.begin(params, self._optimiser())
+
+    def exploration(self, env_steps: Array) -> Array:
+        """ε of ε-greedy after so many environment steps."""
+        s = self.settings
+        return acting.exploration(
+            env_steps, s.exploration_start, s.exploration_end, s.exploration_steps
+        )
+
+    def act(
+        self,
+        params: Parameters,
+        memory: Array,
+        seen: Array,
+        available: Array,
+        last: Array,
+        chance: Array,
+        epsilon: Array,
+    ) -> tuple[Array, Array]:
+        """The next memory and an ε-greedy action (...) for what is seen (..., O).
+
+        `last` is the action before, −1 at first; `chance` (..., 2) is uniform on [0, 1).
+        """
+        memory, q = networks.of(params).step(params, memory, seen, last)
+        return memory, acting.epsilon_greedy(chance, q, available, epsilon)
+
+    def stored_reward(self, reward: Array) -> Array:
+        """What an agent records of the team's reward for a step."""
+        return learning.kept_reward(reward, self.settings.reward_cap)
+
+    # ---- update ------------------------------------------------------------------------------
+
+    def message(self, params: Parameters, target: Parameters, batch: Episode) -> tuple[Array, Memo]:
+        """COMPUTE m_i (T, B), and what turns the team error into a gradient later."""
+        s = self.settings
+        return learning.message(params, target, batch, s.gamma, s.double_q, s.return_lambda)
+
+    def gradient(
+        self, params: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
+    ) -> Parameters:
+        """The sum over a part of this agent's gradients, given the sum of messages (T, B).
+
+        If private, each episode's gradient is clipped and the sum is in whole units.
+        """
+        rate = self.settings.gamma * self.settings.return_lambda
+        gradients = learning.local_gradient(
+            params, memo, total, batch, rate, by_episode=self.release.by_episode
+        )
+        found: Parameters = self.release.total(gradients, padding)
+        return found
+
+    def update(
+        self,
+        learner: Learner,
+        gradient: Parameters,
+        updates: Array,
+        env_steps: Array,
+        anchored: Array,
+    ) -> Learner:
+        """UPDATE parameters, target network and average with a released gradient.
+
+        `updates` and `env_steps` count what was made before.
+        """
+        s = self.settings
+        if s.anchor:
+            pull = jnp.where(anchored, s.anchor_penalty, 0.0)
+            gradient = learning.pull_to_anchor(gradient, learner, pull)
+        return learning.improve(
+            learner, gradient, self._optimiser(), self._rates(updates, env_steps)
+        )
+
+    def _rates(self, updates: Array, env_steps: Array) -> Rates:
+        s, made = self.settings, updates + 1
+        share = 1.0 - s.learning_rate_end
+        step = 1.0 - share * jnp.minimum(env_steps / s.learning_rate_steps, 1.0)
+        average = 1.0 - jnp.minimum(s.average_decay, (1.0 + made) / (10.0 + made))
+        return Rates(step, jnp.asarray(s.target_rate, jnp.float32), average)
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        s = self.settings
+        if s.optimizer == "adam":
+            optimiser = optax.adamw(s.learning_rate, b1=s.momentum, weight_decay=s.weight_decay)
+        else:
+            optimiser = optax.chain(
+                optax.add_decayed_weights(s.weight_decay),
+                optax.sgd(s.learning_rate, momentum=s.momentum),
+            )
+        if s.max_gradient_norm == 0:
+            return optimiser
+        return optax.chain(optax.clip_by_global_norm(s.max_gradient_norm), optimiser)

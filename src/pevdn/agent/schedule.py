@@ -1,0 +1,47 @@
+"""When a team plays, updates and evaluates: public counters and what follows from them.
+
+Both runtimes call these functions: the simulation with arrays, mapped over lanes, a party with
+plain numbers. They use operators only, so that both get the same answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pevdn.config.experiment import Config
+
+Number = Any  # an int, or an integer array of one lane
+
+
+def evaluations(config: Config) -> int:
+    """How many evaluations a run makes: one before the first step, then one every eval_every."""
+    return -(-config.steps // config.settings.eval_every) + 1
+
+
+def steps_before(evaluation: int, config: Config) -> int:
+    """Environment steps that precede an evaluation (0 is the first)."""
+    return min(evaluation * config.settings.eval_every, config.steps)
+
+
+def slots(episodes: Number, e: Any, buffer_size: int) -> Any:
+    """Where the e-th of the next episodes is stored; the newest replaces the oldest."""
+    return (episodes + e) % buffer_size
+
+
+def filled(episodes: Number, buffer_size: int) -> Number:
+    """How many slots of the buffer hold an episode."""
+    return episodes - (episodes - buffer_size) * (episodes > buffer_size)
+
+
+def update_is_due(episodes: Number, coin: Any, config: Config) -> Any:
+    """Whether an update that a block calls for is made; `coin` is uniform on [0, 1) and public."""
+    s = config.settings
+    return (episodes >= config.learning_starts) & (coin * s.buffer_throughput < 1)
+
+
+def exposure(updates: Number, episodes: Number, stored_at: Any, buffer_size: int) -> Number:
+    """Updates made since the oldest episode in the buffer was stored.
+
+    `stored_at` (buffer_size,) is the number of updates made when each slot was written.
+    """
+    return updates - stored_at[episodes % buffer_size * (episodes > buffer_size)]
