@@ -74,9 +74,9 @@ def on_four_devices(folder: Path) -> dict[str, Any]:
         devices = self.lanes.devices
         if devices not in programs:
             compile_now(self)
-            names = ("advance", "evaluate", "keep_anchor", "compile_seconds")
+            names = ("advance", "evaluate", "compile_seconds")
             programs[devices] = {name: getattr(self, name) for name in names}
-            text = self.advance.as_text() + self.evaluate.as_text()
+            text = self.advance.as_text() + self.evaluate._evaluate.as_text()
             seen["talk"][devices] = re.findall(COMMUNICATION, text)
         vars(self).update(programs[devices])
         advance = self.advance

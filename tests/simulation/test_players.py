@@ -198,7 +198,7 @@ def test_a_fault_stops_the_run_with_a_sentence_and_what_was_learnt_is_saved(
     assert sentence.startswith(
         "world 'tiny:two-step' raised ValueError: the dice are lost, at step 2 of episode 24 ("
     ), sentence
-    assert sentence.endswith(f"is saved, go on with `pevdn resume {out}`.")
+    assert sentence.endswith(f"is saved, continue with `pevdn resume {out}`.")
     assert checkpoints_in(out)[-1] == 44 + 2  # steps of whole iterations, and evaluations
     found = run.resume(out, env=tiny.TWO_STEP)
     assert metrics_of(out) == metrics_of(trained["pe-vdn-b"].path)
@@ -273,8 +273,8 @@ def test_what_needs_a_compiled_world_says_so(trained: dict[str, Run]) -> None:
             ask()
 
 
-def test_the_command_line_takes_envs() -> None:
+def test_the_command_line_takes_workers() -> None:
     said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "0.5")
     assert said.code == 2
     said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "-1")
-    assert said.sentence == "pevdn: envs is -1, but must be at least 0."
+    assert said.sentence == "pevdn: workers is -1, but must be at least 0."
