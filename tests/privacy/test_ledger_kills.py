@@ -48,18 +48,18 @@ def compiled(self):
     if not os.path.exists(programs):
         compile_now(self)
         win_rate = jax.ShapeDtypeStruct(self.seeds.shape, "float32")
-        self.keep_anchor = self.keep_anchor.lower(self.state, win_rate).compile()
-        names = ("advance", "evaluate", "keep_anchor")
-        parts = {name: executables.serialize(getattr(self, name)) for name in names}
+        keep_anchor = self.evaluate._keep_anchor.lower(self.state, win_rate).compile()
+        parts = [self.advance, self.evaluate._evaluate, keep_anchor]
+        parts = [executables.serialize(part) for part in parts]
         with open(programs + ".new", "wb") as file:
             pickle.dump(parts, file)
         os.rename(programs + ".new", programs)
     with open(programs, "rb") as file:
         parts = pickle.load(file)
-    for name, part in parts.items():
-        setattr(self, name, executables.deserialize_and_load(*part))
+    parts = [executables.deserialize_and_load(*part) for part in parts]
+    self.evaluate = run.Evaluator(self.simulation, self.seeds, self.lanes.jit)
+    advance, self.evaluate._evaluate, self.evaluate._keep_anchor = parts
     self.compile_seconds = 0.0
-    advance = self.advance
 
     def counting(state, *rest):
         before = np.array(state.updates)
