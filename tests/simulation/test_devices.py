@@ -32,9 +32,9 @@ from test_devices import on_four_devices
 print(json.dumps(on_four_devices(pathlib.Path(sys.argv[2]))))
 """
 REFUSED = {
-    "0": "devices is '0', but must be 'all' or a whole number from 1 on",
-    "many": "devices is 'many', but must be 'all' or a whole number from 1 on",
-    "1.5": "devices is '1.5', but must be 'all' or a whole number from 1 on",
+    "0": "devices is '0', but must be 'all' or a positive whole number",
+    "many": "devices is 'many', but must be 'all' or a positive whole number",
+    "1.5": "devices is '1.5', but must be 'all' or a positive whole number",
     "3": "seeds is 4, which 3 devices cannot share evenly; train a multiple of 3 seeds, or set "
     "devices to 2.",
     "5": "devices is 5, but JAX finds 4 here",
@@ -163,7 +163,7 @@ def test_four_devices_train_what_one_trains(folder: Path, seen: dict[str, Any]) 
     assert (one.summary["devices"], four.summary["devices"]) == (1, 4)
     same = dict.fromkeys(["devices", *TIMES])
     assert {**four.summary, **same} == {**one.summary, **same}
-    assert (four.path / "config.yaml").read_bytes() == (one.path / "config.yaml").read_bytes()
+    assert four.config == one.config and (four.options.devices, one.options.devices) == ("all", 1)
 
 
 def test_a_stopped_run_goes_on_with_more_or_fewer_devices(
