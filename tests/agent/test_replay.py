@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from one_agent import A, O, T, episode
 
-from pevdn.agent import replay
+from pevdn.agent import replay, schedule
 
 
 def test_the_newest_episode_replaces_the_oldest():
@@ -12,7 +12,7 @@ def test_the_newest_episode_replaces_the_oldest():
     for number in range(0, 6, 2):
         pair = episode(number, 2)._replace(rewards=jnp.full((T, 2), float(number)))
         pair = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, pair)
-        rows = replay.store(rows, replay.slots_for(jnp.int32(number), 2, 4), pair)
+        rows = replay.store(rows, schedule.slots(jnp.int32(number), jnp.arange(2), 4), pair)
     assert rows.rewards[:4, 0].tolist() == [4.0, 4.0, 2.0, 2.0]
 
 

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pevdn.agent import networks
-from pevdn.agent import recurrent as network
+from pevdn.agent import networks, recurrent
 from pevdn.agent.acting import UNAVAILABLE
 from pevdn.agent.networks import Parameters
 from pevdn.agent.recurrent import Inputs
@@ -29,17 +28,17 @@ from pevdn.agent.replay import Episode
 
 
 class Learner(NamedTuple):
-    """Everything one agent learns with; its replay is kept apart."""
+    """The learning state of one agent, without its replay buffer."""
 
     params: Parameters  # θ_i
     target: Parameters  # θ_i⁻
     optimiser: optax.OptState
-    anchor: Parameters  # the best model so far, if the team keeps one
-    average: Parameters  # of θ_i over past updates; θ_i itself, if none is kept
+    anchor: Parameters  # the best-evaluated model so far, if the team keeps one
+    average: Parameters  # average of θ_i over updates; θ_i itself without averaging
 
 
 def begin(params: Parameters, optimiser: optax.GradientTransformation) -> Learner:
-    """A fresh agent."""
+    """Return a fresh learner."""
     return Learner(params, params, optimiser.init(params), params, params)
 
 
@@ -49,28 +48,28 @@ def _is_zero(coefficient: Any) -> bool:
 
 
 def valid(batch: Episode) -> Array:
-    """1 for the steps that were played, 0 for padding; (T, ...)."""
+    """Return 1 for steps that were played, 0 for padding; (T, ...)."""
     steps = jnp.arange(batch.rewards.shape[0])
     return (steps.reshape(-1, *([1] * batch.length.ndim)) < batch.length).astype(jnp.float32)
 
 
 def network_inputs(batch: Episode) -> Inputs:
-    """What the network was given at each step and after the last, (T + 1, ...)."""
+    """Return the network's inputs at each step and after the last, (T + 1, ...)."""
     before_first = jnp.full_like(batch.actions[:1], -1)
     last_actions = jnp.concatenate([before_first, batch.actions])
-    return network.encode(batch.observations, last_actions, batch.available.shape[-1])
+    return recurrent.encode(batch.observations, last_actions, batch.available.shape[-1])
 
 
 def of_taken(per_action: Array, batch: Episode) -> Array:
-    """The entries of (T, ..., A) that belong to the actions taken, (T, ...)."""
+    """Select the entries of (T, ..., A) for the actions taken; (T, ...)."""
     return jnp.sum(per_action * jax.nn.one_hot(batch.actions, per_action.shape[-1]), axis=-1)
 
 
 def next_values(q: Array, q_target: Array, batch: Episode, double_q: bool) -> Array:
     """max_a' Q_i⁻(τ', a') over available actions (T, ...), 0 where the game ended.
 
-    q and q_target are (T + 1, ..., A). With double Q the online values choose a', the target
-    values it.
+    q and q_target are (T + 1, ..., A). With double Q the online values choose a', and the
+    target values evaluate it.
     """
     q_target = jnp.where(batch.available, q_target, UNAVAILABLE)[1:]
     if double_q:
@@ -82,24 +81,24 @@ def next_values(q: Array, q_target: Array, batch: Episode, double_q: bool) -> Ar
 
 
 class Memo(NamedTuple):
-    """What an agent keeps between sending its message and hearing the sum."""
+    """Intermediate results that an agent keeps between its message and the opened sum."""
 
     inputs: Inputs
     trace: Any
 
 
 def later(x: Array, rate: float) -> Array:
-    """Σ_{k ≥ 1} rate^k · x_{t + k} for every step t of x (T, ...)."""
+    """Return Σ_{k ≥ 1} rate^k · x_{t + k} for every step t of x (T, ...)."""
     ahead = jnp.arange(x.shape[0])[None, :] - jnp.arange(x.shape[0])[:, None]
     weights = jnp.where(ahead > 0, rate ** jnp.maximum(ahead, 0).astype(jnp.float32), 0.0)
     return jnp.tensordot(weights, x, axes=1)
 
 
 def returns_of_values(after: Array, batch: Episode, gamma: float, lam: float) -> Array:
-    """What the values after each step (T, ...) add to the λ-return of that step.
+    """Return the contribution of the values after each step (T, ...) to the λ-return.
 
-    With λ = `lam` of 0 it is γ · `after`. The λ-return is linear in rewards and values, so that
-    each agent can form its part by itself: there still is one number to a step.
+    For λ = `lam` = 0 it is γ · `after`. The λ-return is linear in rewards and values, so each agent
+    computes its own part, and a message is still one number per step.
     """
     if _is_zero(lam):
         return gamma * after
@@ -115,7 +114,7 @@ def message(
     double_q: bool,
     lam: float = 0.0,
 ) -> tuple[Array, Memo]:
-    """m_i (T, ...), and what turns the team error into a gradient later."""
+    """Return m_i (T, ...) and what `local_gradient` needs later."""
     inputs = network_inputs(batch)
     q, q_target, trace = networks.of(params).unroll_both(params, target, inputs)
     after = next_values(q, q_target, batch, double_q)
@@ -124,10 +123,10 @@ def message(
 
 
 def kept_reward(reward: Array, cap: float) -> Array:
-    """What an agent writes down of the team's reward for a step: at most `cap`, unless that is 0.
+    """Cap the team's reward of a step, as an agent records it; a `cap` of 0 disables this.
 
-    A bonus that is rare and large makes a few gradients far longer than the rest. Clipped to the
-    same length, they no longer count for what they are worth, and values are pulled to the median.
+    A rare, large bonus makes a few gradients far longer than the rest. Clipping them to the same
+    length biases the values from the mean towards the median.
     """
     if _is_zero(cap):
         return reward
@@ -139,7 +138,7 @@ def kept_reward(reward: Array, cap: float) -> Array:
 def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
     """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages.
 
-    With λ-returns r is the sum of this and all later rewards, discounted at `rate` = γλ.
+    With λ-returns, r is the sum of this and all later rewards, discounted by `rate` = γλ.
     """
     rewards = batch.rewards
     if not _is_zero(rate):
@@ -156,36 +155,38 @@ def local_gradient(
     *,
     by_episode: bool = False,
 ) -> Parameters:
-    """−2 · A · ∂Q_i/∂θ_i: averaged along each episode, and summed over the episodes of the batch.
+    """Return −2 · A · ∂Q_i/∂θ_i, averaged along each episode and summed over the batch.
 
-    With `by_episode` each episode's by itself, which DP-SGD clips before they are summed.
+    With `by_episode`, return the gradient of each episode, which DP-SGD clips before summing.
     """
     q_bar = -2.0 * team_error(total, batch, rate) / jnp.maximum(batch.length, 1)
     q_bar = q_bar[..., None] * jax.nn.one_hot(batch.actions, batch.available.shape[-1])
-    q_bar = jnp.concatenate([q_bar, jnp.zeros_like(q_bar[:1])])  # nothing was done after the last
+    q_bar = jnp.concatenate(
+        [q_bar, jnp.zeros_like(q_bar[:1])]
+    )  # no action follows the last observation
     found: Parameters = networks.of(params).gradient(params, *memo, q_bar, by_episode=by_episode)
     return found
 
 
 def pull_to_anchor(gradient: Parameters, learner: Learner, strength: Array) -> Parameters:
-    """Add the gradient of strength · ‖θ_i − anchor‖²; it uses no data."""
+    """Add the gradient of strength · ‖θ_i − anchor‖², which uses no data."""
     return jax.tree.map(
         lambda g, p, a: g + 2.0 * strength * (p - a), gradient, learner.params, learner.anchor
     )
 
 
 class Rates(NamedTuple):
-    """How far an update moves what an agent has."""
+    """Step sizes of one update."""
 
-    step: Array  # of the optimiser's step size
-    target: Array  # of the way to the new parameters; 1 is a hard update
-    average: Array  # of the way to the new parameters
+    step: Array  # factor of the optimiser's step
+    target: Array  # fraction that the target moves towards the parameters
+    average: Array  # fraction that the average moves towards the parameters
 
 
 def improve(
     learner: Learner, gradient: Parameters, optimiser: optax.GradientTransformation, rates: Rates
 ) -> Learner:
-    """One optimiser step; target network and average then follow the new parameters."""
+    """Make one optimiser step; move target network and average towards the new parameters."""
     updates, state = optimiser.update(gradient, learner.optimiser, learner.params)
     updates = jax.tree.map(lambda u: rates.step * u, updates)
     params: Parameters = optax.apply_updates(learner.params, updates)

@@ -82,8 +82,3 @@ def time_first(episodes: Episode) -> Episode:
     """Transpose stored episodes (B, T, ...) to a minibatch (T, B, ...)."""
     batch: Episode = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, episodes)
     return batch
-
-
-def slots_for(first: Array, count: int, capacity: int) -> Array:
-    """Return the next `count` slots after `first` episodes have been stored."""
-    return (first + jnp.arange(count)) % capacity

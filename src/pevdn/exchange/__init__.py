@@ -1,7 +1,7 @@
-"""How the team's sum is formed: the only code that combines numbers of different agents.
+"""The exchange of messages: the only code that combines numbers of different agents.
 
-An exchange takes every agent's message (N, ...) and returns what each agent then holds (N, ...),
-together with the largest message it had to refuse (0 when all were fine).
+An exchange takes every agent's message (N, ...) and returns what each agent holds afterwards
+(N, ...), and the largest message that it refused (0 if none).
 
 | exchange | what crosses between agents | what each agent then holds |
 |---|---|---|
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """The outcome of one round."""
+    """The result of one round."""
 
     total: Array  # (N, ...) what each agent holds
-    refused: Array  # () the largest |m_i| that could not be carried, 0 if none
+    refused: Array  # () the largest |m_i| that did not fit, 0 if all did
 
 
 class Exchange(Protocol):

@@ -1,4 +1,4 @@
-"""Independent Q-learning: nobody tells anybody anything."""
+"""Independent Q-learning: no communication."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from pevdn.exchange import Opened
 
 
 def alone(key: Array, messages: Array) -> Opened:
-    """Each agent keeps its own message (N, ...) and takes the team's reward for its own."""
+    """Return each agent's own message (N, ...), which treats the team's reward as its own."""
     return Opened(messages, jnp.zeros(()))

@@ -1,4 +1,4 @@
-"""PE-VDN A: every agent tells every other its message, in the clear."""
+"""PE-VDN A: agents broadcast their messages in the clear."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from pevdn.exchange import Opened
 
 
 def broadcast(key: Array, messages: Array) -> Opened:
-    """Each agent adds up all messages (N, ...). It hides data, not what a message says about it."""
+    """Sum all messages (N, ...). This hides episodes, but not what a message reveals about them."""
     return Opened(jnp.broadcast_to(messages.sum(0), messages.shape), jnp.zeros(()))

@@ -1,7 +1,7 @@
-"""Vanilla VDN: one node sees all data and differentiates one joint loss through the sum.
+"""Vanilla VDN: a central node sees all data and differentiates the joint loss through the sum.
 
-This is the baseline that breaks the privacy policy. It shares the network with the agents but not
-their gradient: it is the independent check that −2 · A · ∂Q_i/∂θ_i is the same gradient.
+This baseline breaks the privacy policy. It uses the agents' networks but not their gradient code,
+and so checks independently that −2 · A · ∂Q_i/∂θ_i is the gradient.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def team_loss(
 ) -> Array:
     """eq. (6): (r + Σ_i (γ max Q_i⁻ − Q_i))², averaged along each episode, summed over the batch.
 
-    One entry per kind of agent, each with the agents of that kind along its first axis;
-    batches are (n, T, B, ...).
+    Arguments have one entry per kind, with the agents of that kind along the first axis; batches
+    are (n, T, B, ...).
     """
 
     def temporal_difference(theta: Parameters, target: Parameters, batch: Episode) -> Array:

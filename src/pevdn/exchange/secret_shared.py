@@ -1,15 +1,15 @@
 """PE-VDN B: the sum of the messages by additive secret sharing modulo p.
 
-Algorithm 1, line by line: `encode` (eq. 10), `split` into n shares, distribute, each agent sums
-the shares it holds, broadcast, `reconstruct`, `decode` (eq. 11).
+Algorithm 1, line by line: `encode` (eq. 10), `split` into n shares, distribute, sum the shares that
+each agent holds, broadcast, sum again, `decode` (eq. 11).
 
-What it promises: n − 1 of an agent's n shares are uniform on Z_p and independent of its message,
-so any n − 1 agents together learn of the n-th one's message only what the opened sum tells them
-(assuming honest-but-curious agents and private channels). With two agents the sum gives the
-other's message away. In this simulation the shares come from JAX's generator (for p other than
-2³² within 2⁻³² of uniform); a deployment must draw them from the operating system's.
+Guarantee: any n − 1 of an agent's n shares are uniform on Z_p and independent of its message, so
+n − 1 colluding agents learn about the remaining message only what the opened sum reveals (assuming
+honest-but-curious agents and private channels). With two agents the sum reveals the other's
+message. The simulation draws shares from JAX's generator (for p other than 2³² within 2⁻³² of
+uniform); parties draw them from the operating system's (`network/streams.py`).
 
-All arithmetic is in uint32: p may be any modulus up to 2³², which wraps around for free.
+All arithmetic is in uint32, with any modulus p up to 2³².
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from pevdn.exchange.modular import FULL, negate, shares, total
 
 
 class Code(NamedTuple):
-    """How a real number becomes an element of Z_p."""
+    """The encoding of a real number as an element of Z_p."""
 
     precision: int = 5  # decimal places kept
     modulus: int = FULL  # p
 
     def most(self, n_agents: int) -> int:
-        """The largest encoded |m_i|, a whole number, for which n of them cannot wrap around.
+        """Return the largest encoded |m_i| for which a sum of n cannot wrap around.
 
-        A lone agent gets the room of two, so that 32 bits hold what is checked against it.
+        A single agent gets the range of two, so that the check itself fits into 32 bits.
         """
         return (self.modulus - 1) // 2 // max(2, n_agents)
 
     def limit(self, n_agents: int) -> float:
-        """The same as a real number: a larger |m_i| is rounded to more than `most`."""
+        """Return `most` as a real number: a larger |m_i| rounds to more than `most`."""
         return (self.most(n_agents) + 0.5) / 10**self.precision
 
     def checked(self, n_agents: int) -> Code:
-        """The same, or one sentence if it carries no message but 0."""
+        """Return this encoding; raise if it can only encode 0."""
         if self.most(n_agents) == 0:
             raise UsageError(
                 f"modulus is {self.modulus}, but the sum of {n_agents} agents' messages needs at "
@@ -52,7 +52,7 @@ class Code(NamedTuple):
         return self
 
     def refusal(self, n_agents: int, what: str = "a message") -> str:
-        """Say that a message does not fit, and what to do about it."""
+        """Return the error text for a message that does not fit."""
         return (
             f"{what} does not fit into ±{self.limit(n_agents):g}, the range that precision="
             f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents, and the "
@@ -61,10 +61,10 @@ class Code(NamedTuple):
 
 
 def whole_units(x: Array, code: Code) -> Array:
-    """The integer nearest to 10^PRECISION · x, as int32. |10^PRECISION · x| must be below 2³¹.
+    """Round 10^PRECISION · x, which must be below 2³¹ in size, to an int32.
 
-    Whole and fractional part are scaled apart, so that large values keep all their decimals
-    (one float32 product would round a value of 5,000 to the nearest 0.0005).
+    Integer and fractional parts are scaled separately, so that large values keep all decimals
+    (a single float32 product would round 5,000 to the nearest 0.0005).
     """
     whole = jnp.trunc(x)
     scale = 10**code.precision
@@ -72,17 +72,17 @@ def whole_units(x: Array, code: Code) -> Array:
 
 
 def fits(messages: Array, code: Code, n_agents: int) -> Array:
-    """Where the sum of n messages of this size cannot wrap around; (...) bool, false for NaN."""
+    """Return where a sum of n messages of this size cannot wrap around (...); false for NaN."""
     inside = jnp.abs(messages) < code.limit(n_agents) + 1  # NaN is not
     units = whole_units(jnp.where(inside, messages, 0.0), code)
     return inside & (jnp.abs(units) <= code.most(n_agents))
 
 
 def saturate(messages: Array, code: Code, n_agents: int) -> Array:
-    """The messages with NaN as 0 and all that is too large as the largest that fits.
+    """Clamp messages to the range that fits, and replace NaN by 0.
 
-    With differential privacy a message must not stop training: that it was too large would become
-    known, without noise.
+    With differential privacy a message must not stop training: the stop would reveal, without
+    noise, that it was too large.
     """
     largest = code.most(n_agents) / 10**code.precision
     # One float32 below, so that the bound itself is not rounded up.
@@ -91,14 +91,14 @@ def saturate(messages: Array, code: Code, n_agents: int) -> Array:
 
 
 def encode(x: Array, code: Code) -> Array:
-    """eq. (10): the integer nearest to 10^PRECISION · x, modulo p. x must be in range."""
+    """eq. (10): round 10^PRECISION · x modulo p; x must be in range."""
     units = whole_units(x, code)
     magnitude = jnp.abs(units).astype(jnp.uint32)
     return jnp.where(units < 0, negate(magnitude, code.modulus), magnitude)
 
 
 def decode(s: Array, code: Code) -> Array:
-    """eq. (11): the real number that s stands for, negative above p/2."""
+    """eq. (11): the real number encoded by s, negative above p/2."""
     negative = s > jnp.uint32(code.modulus // 2)
     magnitude = jnp.where(negative, negate(s, code.modulus), s)
     scale = jnp.uint32(10**code.precision)
@@ -118,16 +118,16 @@ def split(key: Array, secret: Array, n: int, modulus: int) -> Array:
 
 
 def refused(messages: Array, code: Code) -> Array:
-    """The largest |m_i| of messages (N, ...) that does not fit, infinity for NaN, 0 if all do."""
+    """Return the largest |m_i| of messages (N, ...) that does not fit; infinity for NaN, else 0."""
     size = jnp.nan_to_num(jnp.abs(messages), nan=jnp.inf, posinf=jnp.inf)
     return jnp.max(jnp.where(fits(messages, code, messages.shape[0]), 0.0, size))
 
 
 def secret_shared(key: Array, messages: Array, code: Code, saturating: bool = False) -> Opened:
-    """Σ m_i for messages (N, ...). One that does not fit is never wrapped.
+    """Return Σ m_i for messages (N, ...). A message that does not fit is never wrapped.
 
-    It is reported, and then the total means nothing and the caller must not use it; or, if
-    `saturating`, it counts as the largest that fits, and nothing is reported.
+    It is reported as refused, and the caller must discard the total; if `saturating`, it is clamped
+    instead, and none is refused.
     """
     n = messages.shape[0]
     if saturating:
