@@ -305,6 +305,11 @@ class Ledger:
         return Mechanism(**self.lines[0]["mechanism"])
 
     @property
+    def lineage(self) -> list[Line]:
+        """Return the settle and renew lines from the start to the current end of the run."""
+        return list(self._lineage)
+
+    @property
     def lost(self) -> list[int]:
         """Return the lost updates by seed: made, or possibly made, and not in the lineage."""
         return [n + self._crashed + self._reserved for n in self._discarded]
