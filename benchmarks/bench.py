@@ -31,7 +31,8 @@ from jaxmarl_vdn import jaxmarl_update
 from pevdn import worlds
 from pevdn.config import experiment as config
 from pevdn.config.presets import PAPER
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State
 
 ENV = "smax-sc2:3m"
 STEPS = 20_000  # environment steps of a whole training

@@ -15,7 +15,8 @@ from pevdn import worlds
 from pevdn.agent import learning
 from pevdn.config import experiment as config
 from pevdn.privacy.planner import Plan
-from pevdn.simulation.program import Simulation, where_lane
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import where_lane
 from pevdn.simulation.team import TeamLayout
 from pevdn.worlds.base import AgentSpec, EntityGroup
 

@@ -163,7 +163,7 @@ def select_model(
 
     `anchored` says which lanes (S,) have an anchor; it is () for a learner without lanes.
     """
-    from pevdn.simulation.program import where_lane
+    from pevdn.simulation.state import where_lane
 
     if model == "anchor" and not anchored.all():
         raise UsageError(f"not every seed of {where} has reached an anchor; use model 'best'.")

@@ -26,52 +26,22 @@ import numpy as np
 from jax import Array
 
 from pevdn.agent import keys as derive
-from pevdn.agent import minibatch, schedule
+from pevdn.agent import schedule
 from pevdn.agent.evaluation import Score
-from pevdn.agent.learning import Learner
 from pevdn.agent.networks import Parameters
-from pevdn.agent.program import BY_LANE, AgentProgram
-from pevdn.agent.replay import Episode
 from pevdn.config.experiment import Config
 from pevdn.config.runtime import RuntimeOptions
-from pevdn.config.settings import MOST, Settings
-from pevdn.exchange import Exchange, central
-from pevdn.exchange.alone import alone
-from pevdn.exchange.broadcast import broadcast
-from pevdn.exchange.secret_shared import Code, secret_shared
-from pevdn.privacy import mechanism
-from pevdn.privacy.mechanism import SubsampledGaussian, release_for
+from pevdn.config.settings import MOST
 from pevdn.privacy.randomness import like_origins
 from pevdn.simulation.players import Actors, CompiledPlayer, WorkerPlayer
 from pevdn.simulation.replays import DeviceReplay, HostReplay
-from pevdn.simulation.state import Played, State, Sums, each_agent, where_lane
-from pevdn.simulation.team import TeamLayout
+from pevdn.simulation.state import Played, State, where_lane
+from pevdn.simulation.update import TeamUpdate
 from pevdn.worlds.base import ExternalWorld, World
 
-__all__ = ["Played", "Simulation", "State", "each_agent", "exchange_for", "where_lane"]
 
-
-def exchange_for(config: Config, n_agents: int) -> Exchange | None:
-    """The exchange of the algorithm; None for the central node, which exchanges nothing.
-
-    With DP a message that does not fit saturates: stopping would reveal private data.
-    """
-    code = Code(config.settings.precision, config.settings.modulus).checked(n_agents)
-    exchanges: dict[str, Exchange | None] = {
-        "alone": alone,
-        "broadcast": broadcast,
-        "secret_shared": partial(secret_shared, code=code, saturating=config.private),
-        "central": None,
-    }
-    return exchanges[config.exchange]
-
-
-class Simulation:
-    """A world and a configuration, ready to run; all state is in `State`.
-
-    `lane_settings`, one mapping for each of the configuration's seeds, gives lanes settings of
-    their own: numbers that no shape depends on (`agent.program.BY_LANE`).
-    """
+class Simulation(TeamUpdate):
+    """A world and a configuration, ready to run; all state is in `State`."""
 
     def __init__(
         self,
@@ -80,16 +50,8 @@ class Simulation:
         options: RuntimeOptions | None = None,
         lane_settings: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        options = options or RuntimeOptions()
-        self.config, self.world = config, cast(Any, world)
-        self.team = TeamLayout.of(world.agents)
-        self.exchange = exchange_for(config, len(self.team))
-        self.by_lane = _by_lane(lane_settings, config)
-        self.release: Any = release_for(config)
-        if "noise_multiplier" in self.by_lane:
-            smallest = float(min(x for x in self.by_lane["noise_multiplier"] if x > 0))
-            self.release = SubsampledGaussian.of(config.settings, smallest)
-        self.program = AgentProgram.of(config, self.release)
+        super().__init__(world.agents, world.max_steps, config, lane_settings)
+        self.world, options = cast(Any, world), options or RuntimeOptions()
         actors = Actors(self.team, self.program, self.by_lane)
         self.player: Any
         if isinstance(world, ExternalWorld):
@@ -97,13 +59,7 @@ class Simulation:
         else:
             self.player = CompiledPlayer(world, actors, config)
         replay = HostReplay if options.buffer == "host" else DeviceReplay
-        self.replay: Any = replay(self.team, config, world.max_steps)
-        self.horizons = minibatch.horizons(world.max_steps)
-        self.part = minibatch.part_size(config)
-
-    @property
-    def settings(self) -> Settings:
-        return self.config.settings
+        self.replay = replay(self.team, config, world.max_steps)
 
     @property
     def compiled_whole(self) -> bool:
@@ -307,156 +263,6 @@ class Simulation:
             ready &= ~exhausted
         return state, ready
 
-    def _exposed(self, state: State) -> Array:
-        """Updates made (S,) since the oldest episode now in the buffer was stored."""
-        exposure = partial(schedule.exposure, buffer_size=self.settings.buffer_size)
-        return jax.vmap(exposure)(state.updates, state.episodes, state.stored_at)
-
-    # ---- one update ---------------------------------------------------------------------------
-
-    def update(self, state: State, keys: Array, ready: Array) -> State:
-        """CHOOSE episodes, compute every agent's gradient, and learn, where a lane is ready."""
-        return self._improve(state, *self.gradients(state, keys), ready)
-
-    def gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
-        """Every agent's released gradient (S, N, ...), and the largest refused message (S,)."""
-        slots = self.sample(state, keys)
-        total, refused = self.sum_minibatch(state, slots, keys)
-        return self._release(total, keys), refused
-
-    def sample(self, state: State, keys: Array) -> Array:
-        """CHOOSE the slots of a minibatch (S, B)."""
-        size = self.settings.buffer_size
-        draw = partial(jax.random.bits, shape=(size,), dtype=jnp.uint32)
-        words = jax.vmap(draw)(keys[:, derive.MINIBATCH])
-        return jax.vmap(self.release.sample)(words, schedule.filled(state.episodes, size))
-
-    def sum_minibatch(self, state: State, slots: Array, keys: Array) -> Sums:
-        """Sum every agent's gradients over the episodes in slots (S, B), part by part."""
-        lengths, P = self.replay.lengths(state), self.part
-        slots, parts = self._in_parts(slots, lengths)
-
-        def learn(slots: Array, part: Array, steps: int) -> Sums:
-            batches = self.replay.fetch(state, slots, steps)
-            padding = slots == self.settings.buffer_size
-            return self._sum_part(state.learners, batches, padding, keys, part)
-
-        horizons = [partial(learn, steps=steps) for steps in self.horizons]
-
-        def add(carry: tuple[Array, Sums]) -> tuple[Array, Sums]:
-            part, sums = carry
-            own = jax.lax.dynamic_slice_in_dim(slots, part * P, P, axis=1)
-            played = jnp.take_along_axis(lengths, own, axis=1)
-            longest = jnp.max(jnp.where(own == self.settings.buffer_size, 0, played))
-            which = jnp.searchsorted(jnp.array(self.horizons), longest)
-            return part + 1, _add(sums, jax.lax.switch(which, horizons, own, part))
-
-        start = (jnp.int32(0), self.no_sums(state))
-        return jax.lax.while_loop(lambda carry: carry[0] < parts, add, start)[1]
-
-    def _in_parts(self, slots: Array, lengths: Array) -> tuple[Array, Array]:
-        private = self.config.private
-        return minibatch.in_parts(slots, lengths, self.horizons, self.part, private)
-
-    def no_sums(self, state: State) -> Sums:
-        """The sums over no episodes, with no message refused."""
-        return self.release.zeros(state.params), jnp.zeros(state.key.shape)
-
-    def _sum_part(
-        self,
-        learners: tuple[Learner, ...],
-        batches: tuple[Episode, ...],
-        padding: Array,
-        keys: Array,
-        part: Array,
-    ) -> Sums:
-        """Sum every agent's gradients over one part of a minibatch."""
-        shares = jax.vmap(jax.random.fold_in, (0, None))(keys[:, derive.SHARES], part)
-        return self.sum_batch(learners, batches, padding, shares)
-
-    def sum_batch(
-        self,
-        learners: tuple[Learner, ...],
-        batches: tuple[Episode, ...],
-        padding: Array,
-        keys: Array,
-    ) -> Sums:
-        """Sum every agent's gradients over episodes by kind (S, N, T, B, ...).
-
-        `padding` (S, B) marks empty slots; keys (S,) are for the shares.
-        """
-        params = [learner.params for learner in learners]
-        targets = [learner.target for learner in learners]
-        if self.exchange is None:
-            joint = jax.vmap(self._central)(params, targets, batches, self.by_lane)
-            return tuple(joint), jnp.zeros(keys.shape)
-
-        def message(theta: Any, target: Any, batch: Episode, lane: Any) -> Any:
-            return self.program.vary(lane).message(theta, target, batch)
-
-        def gradient(theta: Any, memo: Any, total: Array, batch: Any, *of_lane: Any) -> Any:
-            padding, lane = of_lane
-            return self.program.vary(lane).gradient(theta, memo, total, batch, padding)
-
-        computed = [
-            each_agent(message, 3)(*own, self.by_lane)
-            for own in zip(params, targets, batches, strict=True)
-        ]
-        messages = jnp.stack(self.team.by_agent([m for m, _ in computed], axis=1), axis=1)
-        opened = jax.vmap(self.exchange)(keys, messages)  # the only line where agents meet
-        totals = self.team.by_kind([opened.total[:, i] for i in range(len(self.team))], axis=1)
-        return tuple(
-            each_agent(gradient, 4, 5)(theta, memo, total, batch, padding, self.by_lane)
-            for theta, (_, memo), total, batch in zip(
-                params, computed, totals, batches, strict=True
-            )
-        ), opened.refused
-
-    def _central(self, params: Any, targets: Any, batches: Any, lane: Mapping[str, Any]) -> Any:
-        s = self.program.vary(lane).settings
-        return central.team_gradient(
-            params, targets, batches, gamma=s.gamma, double_q=s.double_q, lam=s.return_lambda
-        )
-
-    def _release(self, total: tuple[Parameters, ...], keys: Array) -> tuple[Parameters, ...]:
-        """From the sums over a minibatch to what agents learn from; if private, with noise."""
-
-        def mean(key: Array, total: Parameters, lane: Mapping[str, Any]) -> Parameters:
-            release = self.program.vary(lane).release
-            found: Parameters = release.mean(total, partial(mechanism.words, key))
-            return found
-
-        of_agents = partial(derive.of_agents, agents=len(self.team))
-        noise_keys = jax.vmap(of_agents)(keys[:, derive.NOISE])
-        return tuple(
-            each_agent(mean, 2)(noise_keys[:, jnp.array(kind.members)], own, self.by_lane)
-            for kind, own in zip(self.team.kinds, total, strict=True)
-        )
-
-    def _improve(
-        self, state: State, gradients: tuple[Parameters, ...], refused: Array, ready: Array
-    ) -> State:
-        """UPDATE parameters, where a lane is ready and no message was refused."""
-        applied = ready & (refused == 0)
-
-        def update(learner: Learner, gradient: Parameters, *of_lane: Any) -> Learner:
-            *counters, lane = of_lane
-            return self.program.vary(lane).update(learner, gradient, *counters)
-
-        counters = (state.updates, state.env_steps, state.anchored, self.by_lane)
-        learners = tuple(
-            where_lane(applied, each_agent(update, 2, 3, 4, 5)(*own, *counters), own[0])
-            for own in zip(state.learners, gradients, strict=True)
-        )
-        state = state._replace(
-            learners=learners,
-            updates=state.updates + applied,
-            refused=jnp.where(ready, jnp.maximum(state.refused, refused), state.refused),
-        )
-        return state._replace(exposure=jnp.maximum(state.exposure, self._exposed(state)))
-
-    # ---- the same update in steps that a host calls ------------------------------------------
-
     def plan(
         self, state: State, lengths: Array, keys: Array, active: Array, limit: Array
     ) -> tuple[State, Array, Array, Array]:
@@ -464,39 +270,6 @@ class Simulation:
         state, ready = self._due(state, keys, active, limit)
         return state, ready, *self._in_parts(self.sample(state, keys), lengths)
 
-    def add_part(
-        self,
-        sums: Sums,
-        learners: tuple[Learner, ...],
-        batches: tuple[Episode, ...],
-        padding: Array,
-        keys: Array,
-        part: Array,
-    ) -> Sums:
-        """The sums with one more part of the minibatch."""
-        return _add(sums, self._sum_part(learners, batches, padding, keys, part))
-
-    def finish(self, state: State, sums: Sums, keys: Array, ready: Array) -> State:
-        """Release the sums and UPDATE."""
-        total, refused = sums
-        return self._improve(state, self._release(total, keys), refused, ready)
-
-
-def _add(sums: Sums, more: Sums) -> Sums:
-    """Sums of both, and the larger refused message."""
-    return jax.tree.map(jnp.add, sums[0], more[0]), jnp.maximum(sums[1], more[1])
-
 
 def _skip(state: State, keys: Array, ready: Array) -> State:
     return state
-
-
-def _by_lane(lane_settings: Sequence[Mapping[str, float]], config: Config) -> dict[str, Array]:
-    """Settings that differ by lane, as arrays (S,)."""
-    names = {name for own in lane_settings for name in own}
-    assert names <= set(BY_LANE), f"{names} must be in BY_LANE"
-    assert not lane_settings or len(lane_settings) == config.seeds
-    return {
-        name: jnp.array([own.get(name, getattr(config.settings, name)) for own in lane_settings])
-        for name in sorted(names)
-    }

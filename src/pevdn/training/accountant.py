@@ -21,7 +21,8 @@ from pevdn.privacy import accounting, planner, randomness
 from pevdn.privacy.accounting import Spent
 from pevdn.privacy.ledger import FILE, Chunk, Ledger, digest
 from pevdn.privacy.planner import Plan
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State
 
 RENEWAL = 0x72656E65  # a branch of a key that training, which splits it in three, never takes
 

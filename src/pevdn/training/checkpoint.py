@@ -27,8 +27,9 @@ from pevdn.agent.learning import Learner
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError
 from pevdn.privacy.randomness import generator
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
 from pevdn.simulation.replays import HostReplay
+from pevdn.simulation.state import State
 from pevdn.storage.files import draft_of, write_atomically
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs every step

@@ -12,7 +12,8 @@ from jax import Array
 from pevdn.agent import evaluation
 from pevdn.agent.keys import of_evaluation
 from pevdn.privacy.accounting import Spent
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State
 from pevdn.training.metrics import Line
 
 

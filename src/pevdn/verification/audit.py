@@ -45,7 +45,8 @@ from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.exchange.alone import alone
 from pevdn.privacy import planner
 from pevdn.privacy.accounting import OBSERVERS, Mechanism
-from pevdn.simulation.program import Simulation, State, each_agent
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State, each_agent
 from pevdn.simulation.team import TeamLayout
 from pevdn.training.progress import Reporter, Silent
 from pevdn.worlds.base import World

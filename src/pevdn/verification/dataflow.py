@@ -35,7 +35,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State
 from pevdn.simulation.team import Kind, TeamLayout
 from pevdn.worlds.base import Step, World
 from pevdn.worlds.external import require_jax

@@ -38,7 +38,8 @@ from pevdn.errors import PevdnError
 from pevdn.privacy import accounting, planner
 from pevdn.privacy.accounting import Mechanism
 from pevdn.privacy.planner import least_noise
-from pevdn.simulation.program import Simulation, State
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import State
 from pevdn.verification.attacks.statistics import Bools, Estimate, Floats, estimate, largest_auc
 from pevdn.verification.attacks.target import messages
 from pevdn.worlds.base import World

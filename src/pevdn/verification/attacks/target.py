@@ -15,7 +15,8 @@ from pevdn.agent.replay import Episode
 from pevdn.errors import UsageError
 from pevdn.exchange import Opened
 from pevdn.exchange.secret_shared import Code
-from pevdn.simulation.program import Simulation, each_agent
+from pevdn.simulation.program import Simulation
+from pevdn.simulation.state import each_agent
 from pevdn.training import world as environment
 from pevdn.training.checkpoint import Checkpoints
 from pevdn.training.directory import Run
