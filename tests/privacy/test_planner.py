@@ -122,7 +122,7 @@ def test_the_batch_for_a_target_is_enough_and_no_more():
     assert more["epsilon_team"] > 2.9
 
 
-def test_a_target_is_for_the_proven_view_unless_the_other_is_asked_for():
+def test_a_target_is_for_the_proven_observer_unless_the_other_is_asked_for():
     proven = budget("--target-epsilon", 8)
     assert 0.99 * 8 < proven["epsilon_team"] <= 8 and "conditional" not in proven
     other = budget("--target-epsilon", 8, "--observer", "agent")

@@ -40,13 +40,13 @@ def audited(*epsilons: float, plant: str | None = None) -> dict[str, Any]:
 
 
 def rows(document: dict[str, Any], observer: str) -> list[dict[str, Any]]:
-    return [row for row in document["rows"] if row["view"] == observer]
+    return [row for row in document["rows"] if row["observer"] == observer]
 
 
 # ---- the audit as a whole -------------------------------------------------------------------
 
 
-def test_the_real_mechanism_is_not_refuted_at_any_epsilon_in_any_view():
+def test_the_real_mechanism_is_not_refuted_at_any_epsilon_for_any_observer():
     """ε = 3 as well in `test_pevdn_audit_as_it_is_typed`, which is slow."""
     document = audited(1.0, 8.0)
     assert document["passed"] and audit.refuted(document) is None
@@ -275,9 +275,9 @@ def test_an_audit_prints_one_document_and_leaves_with_0(told):
     assert document["passed"] is True
     assert (document["trials"], document["confidence"], document["delta"]) == (500, 0.95, 0.05)
     assert (document["agents"], document["plant"]) == (1, None)
-    assert [row["view"] for row in document["rows"]] == ["team", "agent"] * 2
+    assert [row["observer"] for row in document["rows"]] == ["team", "agent"] * 2
     assert set(document["rows"][0]) == {
-        "view",
+        "observer",
         "noise_multiplier",
         "epsilon_claimed",
         "epsilon_lower_bound",

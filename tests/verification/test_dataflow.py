@@ -311,7 +311,7 @@ def test_what_everyone_knows_depends_on_nobody_not_even_its_holder():
     assert "advance: public data (replays.1.rewards) is reached by data of agent 1" in found
 
 
-def test_the_world_hands_each_agent_its_own_view_and_keeps_its_state():
+def test_the_world_hands_each_agent_its_own_observation_and_keeps_its_state():
     world = watch(make("iql")).player.world
 
     def play(key, first, second):
