@@ -34,7 +34,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pevdn.config.experiment import Config
-from pevdn.config.settings import Settings
+from pevdn.config.settings import Settings, is_zero
 from pevdn.exchange import sampling
 from pevdn.privacy import gaussian
 from pevdn.privacy.accounting import Mechanism
@@ -127,7 +127,7 @@ class SubsampledGaussian:
     def unit(self) -> Any:
         """What one whole number stands for."""
         silent = self.clip_norm * largest(self.expected_batch_size) / ROOM
-        if _is_zero(self.noise_multiplier):
+        if is_zero(self.noise_multiplier):
             return silent
         noisy = self.noise_multiplier * self.clip_norm / gaussian.deviation(self.spread)
         if isinstance(self.noise_multiplier, int | float):
@@ -177,7 +177,7 @@ class SubsampledGaussian:
         A sum that leaves 32 bits wraps around, which is post-processing.
         """
         vector, as_parameters = ravel_pytree(total)
-        if not _is_zero(self.noise_multiplier):
+        if not is_zero(self.noise_multiplier):
             vector = vector + self.noise(draw(vector.size))
         scale = jnp.asarray(self.unit / self.expected_batch_size, jnp.float32)
         found: Parameters = jax.tree.map(lambda x: x * scale, as_parameters(vector))
@@ -187,11 +187,6 @@ class SubsampledGaussian:
         """A sum in whole units, as the gradient that it stands for."""
         found: Parameters = jax.tree.map(lambda x: x * np.float32(self.unit), total)
         return found
-
-
-def _is_zero(noise_multiplier: Any) -> bool:
-    """Whether noise is off; a traced number never is."""
-    return isinstance(noise_multiplier, int | float) and noise_multiplier == 0
 
 
 def largest(expected_batch_size: int) -> int:
