@@ -37,6 +37,11 @@ def horizons(max_steps: int) -> list[int]:
     return [-(-part * max_steps // 12) for part in (4, 5, 8, 12)]
 
 
+def horizon_for(longest: int, horizons: Sequence[int]) -> int:
+    """The smallest horizon that covers an episode of `longest` steps."""
+    return next(steps for steps in horizons if steps >= longest)
+
+
 def part_size(config: Config) -> int:
     """Episodes of a minibatch that are computed side by side.
 

@@ -124,7 +124,7 @@ class HostReplay:
 
         state = simulation.like()
         lanes = state.key.shape
-        next_key, blocks, _, _ = jax.eval_shape(simulation.draw, state.key, state.env_steps)
+        next_key, blocks, updates, _ = jax.eval_shape(simulation.draw, state.key, state.env_steps)
         types = (jnp.int32, jnp.float32, bool)
         public: Any = [jax.ShapeDtypeStruct(blocks.shape, kind) for kind in types]
         counted = Played((), *public)
@@ -140,7 +140,7 @@ class HostReplay:
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((*lanes, simulation.part), bool),
         )
-        keys = jax.eval_shape(lambda key: jax.vmap(lambda k: jax.random.split(k, 4))(key), next_key)
+        keys = jax.ShapeDtypeStruct(updates.shape[1:], updates.dtype)
         sums = jax.eval_shape(simulation.no_sums, state)
         self._shapes = {
             steps: self.team.shapes(
@@ -177,7 +177,7 @@ class HostReplay:
                     for number in range(int(parts)):
                         slots = chosen[:, number * simulation.part : (number + 1) * simulation.part]
                         longest = np.take_along_axis(lengths, slots, axis=1).max()
-                        steps = next(steps for steps in simulation.horizons if steps >= longest)
+                        steps = minibatch.horizon_for(longest, simulation.horizons)
                         batches, padding = self._unpack(slots, steps), slots == self.size
                         jax.block_until_ready(sums)  # no more than two parts in memory
                         sums = add[steps](
