@@ -19,9 +19,9 @@ from pevdn.errors import UsageError
 class Lanes:
     """Where the lanes of a run live, in equal parts; with one device, wherever JAX puts them."""
 
-    def __init__(self, wanted: int | str, seeds: int, note: Callable[[str], None]) -> None:
-        self.devices = _count(wanted, seeds)
-        if wanted == "all" and self.devices < jax.local_device_count():
+    def __init__(self, devices: int | str, seeds: int, note: Callable[[str], None]) -> None:
+        self.devices = _count(devices, seeds)
+        if devices == "all" and self.devices < jax.local_device_count():
             note(
                 f"training on {self.devices} of {jax.local_device_count()} devices, the most that "
                 f"can share the seeds ({seeds}) evenly."
@@ -50,15 +50,13 @@ class Lanes:
         return jax.device_put(tree, self._spread if self.devices > 1 else None)
 
 
-def _count(wanted: int | str, seeds: int) -> int:
-    """How many devices `wanted` ("all" or a number) means for so many seeds."""
-    text, there = str(wanted), jax.local_device_count()
+def _count(devices: int | str, seeds: int) -> int:
+    """Return the number of devices to use for `seeds` seeds; `devices` is "all" or a number."""
+    there = jax.local_device_count()
     fitting = [n for n in range(1, there + 1) if seeds % n == 0]
-    if text == "all":
+    if devices == "all":
         return fitting[-1]
-    if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"devices is '{wanted}', but must be 'all' or a whole number from 1 on.")
-    count = int(text)
+    count = int(devices)
     if count > there:
         raise UsageError(
             f"devices is {count}, but JAX finds {there} here ({jax.default_backend()}); ask for "

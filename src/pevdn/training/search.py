@@ -32,7 +32,7 @@ from pevdn.training import metrics
 from pevdn.training import world as environment
 from pevdn.training.evaluator import Evaluator
 from pevdn.training.progress import Moment, Reporter, Silent
-from pevdn.training.summary import confidence, final_mean, released
+from pevdn.training.summary import column, confidence, final_mean, released
 from pevdn.worlds.external import require_jax
 
 FILE = "search.jsonl"
@@ -90,8 +90,7 @@ def table(lines: Sequence[metrics.Line]) -> list[dict[str, Any]]:
     rows = []
     for number in sorted({line["variant"] for line in lines}):
         own = [line for line in lines if line["variant"] == number]
-        model = released(own[-1])
-        name = "win_rate" + (f"_{model}" if model else "")
+        name = column("win_rate", released(own[-1]))
         final = [
             final_mean([x["env_steps"] for x in of_seed], [x[name] for x in of_seed]) or 0.0
             for of_seed in metrics.by_seed(own).values()
