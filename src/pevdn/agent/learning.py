@@ -118,8 +118,8 @@ def message(
     return m * valid(batch), Memo(inputs, trace)
 
 
-def kept_reward(reward: Array, cap: float) -> Array:
-    """Cap the team's reward of a step, as an agent records it; a `cap` of 0 disables this.
+def capped_reward(reward: Array, cap: float) -> Array:
+    """Cap the team's reward of a step, as an agent stores it; a `cap` of 0 disables this.
 
     A rare, large bonus makes a few gradients far longer than the rest. Clipping them to the same
     length biases the values from the mean towards the median.

@@ -1,7 +1,7 @@
-"""Lanes spread over the devices of one machine.
+"""Spread lanes over the devices of one machine.
 
-Lanes never need each other, so every device runs a whole program of its own on its own lanes and
-none waits for another: a program mapped here holds no communication between devices.
+Lanes are independent, so every device runs the whole program on its own lanes, and programs contain
+no communication between devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pevdn.errors import UsageError
 
 
 class Lanes:
-    """Where the lanes of a run live, in equal parts; with one device, wherever JAX puts them."""
+    """Distributes the lanes of a run evenly; with one device, JAX chooses it."""
 
     def __init__(self, devices: int | str, seeds: int, note: Callable[[str], None]) -> None:
         self.devices = _count(devices, seeds)
@@ -31,7 +31,7 @@ class Lanes:
         self._same = NamedSharding(mesh, PartitionSpec())
 
     def jit(self, f: Callable[..., Any], *like: Any, donate: tuple[int, ...] = ()) -> Any:
-        """`f`, compiled for arguments like these: arrays of lanes (S, ...), or plain numbers."""
+        """Return `f`, jitted for arguments like these: arrays of lanes (S, ...), or numbers."""
         how: Any = {"donate_argnums": donate, "compiler_options": compiler_options()}
         if self.devices == 1:
             return jax.jit(f, **how)
@@ -46,7 +46,7 @@ class Lanes:
         return jax.jit(mapped, in_shardings=places, out_shardings=self._spread, **how)
 
     def place(self, tree: Any) -> Any:
-        """Arrays of lanes (S, ...), each lane on its device."""
+        """Put arrays of lanes (S, ...) on the devices."""
         return jax.device_put(tree, self._spread if self.devices > 1 else None)
 
 

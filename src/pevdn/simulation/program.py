@@ -1,13 +1,13 @@
 """The simulation: a whole team in one compiled program that plays, stores, exchanges and learns.
 
 Agents are an array axis here (one per kind, see `team`), and so are lanes: a *lane* is one
-independent training with its own world, agents and random numbers. `--seeds 8` is eight lanes of
-one program, and a search over settings that are numbers is a lane for each. Algorithm 1 is
-`Simulation.iterate`; every step of it is a named method.
+independent training with its own world, agents and random numbers. `--seeds 8` runs eight lanes of
+one program; a search over numeric settings runs one lane per variant and seed. Algorithm 1 is
+`Simulation.iterate`; each of its steps is a named method.
 
-A simulation is two choices: who plays (`players`: the program itself, or worker processes) and
-where episodes are kept (`replays`: on the device, or on the host). If both are inside the program,
-the whole loop is compiled; otherwise the host calls its compiled steps in the same order.
+A simulation combines two choices: who plays (`players`: the program itself, or worker processes)
+and where episodes are kept (`replays`: on the device, or on the host). If both are inside the
+program, the whole loop is compiled; otherwise the host calls its compiled steps in the same order.
 
 Shapes: S lanes, N agents (of one kind), E episodes of a block, U updates, T steps, B minibatch.
 Arrays of agents are (S, N, ...).
@@ -52,7 +52,7 @@ __all__ = ["Played", "Simulation", "State", "each_agent", "exchange_for", "where
 
 
 def exchange_for(config: Config, n_agents: int) -> Exchange | None:
-    """The exchange of the algorithm; None for the central node, which exchanges nothing.
+    """Return the exchange of the algorithm; None for the central node, which exchanges nothing.
 
     With DP a message that does not fit saturates: stopping would reveal private data.
     """
@@ -69,8 +69,8 @@ def exchange_for(config: Config, n_agents: int) -> Exchange | None:
 class Simulation:
     """A world and a configuration, ready to run; all state is in `State`.
 
-    `lane_settings`, one mapping for each of the configuration's seeds, gives lanes settings of
-    their own: numbers that no shape depends on (`agent.program.BY_LANE`).
+    `lane_settings`, one mapping per seed of the configuration, overrides settings by lane; only
+    numbers that no shape depends on may differ (`agent.program.BY_LANE`).
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Simulation:
         return isinstance(self.player, CompiledPlayer) and not self.replay.on_host
 
     def close(self) -> None:
-        """Give back what an external world holds."""
+        """Stop the workers of an external world."""
         self.player.close()
 
     # ---- begin, advance, evaluate -------------------------------------------------------------
 
     def start(self, origins: Array) -> State:
-        """A fresh team for each lane (S,), from a seed or a key of its own."""
+        """Return a fresh team for each lane (S,), from the lane's own seed or key."""
         s, (S,) = self.settings, origins.shape
         if not jnp.issubdtype(origins.dtype, jax.dtypes.prng_key):
             origins = jax.vmap(jax.random.key)(origins)
@@ -145,10 +145,10 @@ class Simulation:
         )
 
     def advance(self, state: State, until: Array, most: Array, limit: Array | int = MOST) -> State:
-        """Iterate each lane until it has made `until` environment steps, `most` times at most.
+        """Iterate each lane until it has made `until` environment steps, at most `most` times.
 
-        A lane that is there first waits unchanged, so that what a lane does depends on its own
-        seed alone, and calls of any length add up to the same run. No update is made that would
+        A lane that gets there first waits unchanged. So a lane depends on its own seed alone, and
+        the result does not depend on how a run is split into calls. No update is made that would
         take an episode's exposure above the lane's `limit` (S,); such a lane is exhausted.
         """
 
@@ -163,7 +163,7 @@ class Simulation:
         return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
     def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
-        """`advance`, compiled; the state that it is given is used up."""
+        """Return `advance`, compiled; a call takes over the memory of the state it is given."""
         if not self.compiled_whole:
             run, absorb = self.player.compile(self, jit), self.replay.compile(self, jit)
             return partial(self._advance_by_steps, run, absorb)
@@ -184,7 +184,7 @@ class Simulation:
         most: Array,
         limit: Array | int = MOST,
     ) -> State:
-        """As `advance`, with the iterations made by the host."""
+        """Do what `advance` does, with the loop on the host."""
         limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), state.key.shape)
         for _ in range(int(most)):
             active = self._active(state, until)
@@ -194,22 +194,22 @@ class Simulation:
         return state
 
     def like(self) -> State:
-        """The shapes and types of a state of this run."""
+        """Return the shapes and types of this run's state."""
         state: State = jax.eval_shape(self.start, like_origins(self.config))
         return state
 
     @property
     def parameters(self) -> int:
-        """Numbers that all agents of one lane learn."""
+        """The number of parameters of all agents of one lane."""
         return sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(self.like().params))
 
     def evaluate(self, params: tuple[Parameters, ...], keys: Array) -> Score:
-        """Greedy episodes for each lane, with keys (S,) that training never sees."""
+        """Score greedy episodes in each lane, with keys (S,) that training never uses."""
         keys = self.evaluation_episodes(keys)
         return self.player.play(params, keys, jnp.zeros(keys.shape[0]), record=False).score
 
     def evaluation_episodes(self, keys: Array) -> Array:
-        """Keys (S,) of an evaluation to those of its episodes (S, E)."""
+        """Derive the keys of an evaluation's episodes (S, E) from its keys (S,)."""
         return jax.vmap(lambda key: jax.random.split(key, self.settings.eval_episodes))(keys)
 
     def compile_evaluation(
@@ -242,17 +242,17 @@ class Simulation:
         return (state.env_steps < until) & (state.refused == 0) & ~state.exhausted
 
     def iterate(self, state: State, active: Array, limit: Array | int) -> State:
-        """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
+        """RUN a block of episodes, APPEND it and make the updates due, in the active lanes."""
         return self.absorb(state, *self.run_block(state), active, limit)
 
     def run_block(self, state: State) -> tuple[Played, Array, Array]:
-        """RUN a block of episodes; also the lanes' next keys, and the updates' keys (U, S, 4)."""
+        """RUN a block of episodes; also return the lanes' next keys, and the updates' (U, S, 4)."""
         next_key, episode_keys, update_keys, epsilon = self.draw(state.key, state.env_steps)
         played = self.player.play(state.params, episode_keys, epsilon, record=True)
         return played, next_key, update_keys
 
     def draw(self, keys: Array, env_steps: Array) -> tuple[Array, Array, Array, Array]:
-        """The lanes' next keys, keys of a block (S, E) and of its updates (U, S, 4), and ε (S,)."""
+        """Return next keys (S,), keys of episodes (S, E) and updates (U, S, 4), and ε (S,)."""
         block = partial(
             derive.of_block, episodes=self.config.block_size, updates=self.config.updates_due
         )
@@ -297,8 +297,8 @@ class Simulation:
     def _due(
         self, state: State, keys: Array, active: Array, limit: Array | int
     ) -> tuple[State, Array]:
-        """Which lanes (S,) make the update that is due; a lane may turn out to be exhausted."""
-        coin = jax.vmap(jax.random.uniform)(keys[:, derive.COIN])  # public: an update shows
+        """Return which lanes (S,) make the next update; mark those whose budget is exhausted."""
+        coin = jax.vmap(jax.random.uniform)(keys[:, derive.COIN])  # public: updates can be observed
         ready = active & (state.refused == 0)
         ready &= schedule.update_is_due(state.episodes, coin, self.config)
         if self.config.private:
@@ -308,7 +308,7 @@ class Simulation:
         return state, ready
 
     def _exposed(self, state: State) -> Array:
-        """Updates made (S,) since the oldest episode now in the buffer was stored."""
+        """Return the updates made (S,) since the oldest episode in the buffer was stored."""
         exposure = partial(schedule.exposure, buffer_size=self.settings.buffer_size)
         return jax.vmap(exposure)(state.updates, state.episodes, state.stored_at)
 
@@ -319,7 +319,7 @@ class Simulation:
         return self._improve(state, *self.gradients(state, keys), ready)
 
     def gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
-        """Every agent's released gradient (S, N, ...), and the largest refused message (S,)."""
+        """Return the released gradients (S, N, ...) and the largest refused message (S,)."""
         slots = self.sample(state, keys)
         total, refused = self.sum_minibatch(state, slots, keys)
         return self._release(total, keys), refused
@@ -336,12 +336,12 @@ class Simulation:
         lengths, P = self.replay.lengths(state), self.part
         slots, parts = self._in_parts(slots, lengths)
 
-        def learn(slots: Array, part: Array, steps: int) -> Sums:
+        def sum_part(slots: Array, part: Array, steps: int) -> Sums:
             batches = self.replay.fetch(state, slots, steps)
             padding = slots == self.settings.buffer_size
             return self._sum_part(state.learners, batches, padding, keys, part)
 
-        horizons = [partial(learn, steps=steps) for steps in self.horizons]
+        horizons = [partial(sum_part, steps=steps) for steps in self.horizons]
 
         def add(carry: tuple[Array, Sums]) -> tuple[Array, Sums]:
             part, sums = carry
@@ -359,7 +359,7 @@ class Simulation:
         return minibatch.in_parts(slots, lengths, self.horizons, self.part, private)
 
     def no_sums(self, state: State) -> Sums:
-        """The sums over no episodes, with no message refused."""
+        """Return the sums over no episodes, with no message refused."""
         return self.release.zeros(state.params), jnp.zeros(state.key.shape)
 
     def _sum_part(
@@ -419,7 +419,7 @@ class Simulation:
         )
 
     def _release(self, total: tuple[Parameters, ...], keys: Array) -> tuple[Parameters, ...]:
-        """From the sums over a minibatch to what agents learn from; if private, with noise."""
+        """Turn sums over a minibatch into the gradients to learn from; if private, add noise."""
 
         def mean(key: Array, total: Parameters, lane: Mapping[str, Any]) -> Parameters:
             release = self.program.vary(lane).release
@@ -460,7 +460,7 @@ class Simulation:
     def plan(
         self, state: State, lengths: Array, keys: Array, active: Array, limit: Array
     ) -> tuple[State, Array, Array, Array]:
-        """CHOOSE: which lanes are ready, their slots in parts, and how many parts."""
+        """CHOOSE: return which lanes are ready, their slots in parts, and the number of parts."""
         state, ready = self._due(state, keys, active, limit)
         return state, ready, *self._in_parts(self.sample(state, keys), lengths)
 
@@ -473,7 +473,7 @@ class Simulation:
         keys: Array,
         part: Array,
     ) -> Sums:
-        """The sums with one more part of the minibatch."""
+        """Return the sums with one more part of the minibatch added."""
         return _add(sums, self._sum_part(learners, batches, padding, keys, part))
 
     def finish(self, state: State, sums: Sums, keys: Array, ready: Array) -> State:
@@ -483,7 +483,7 @@ class Simulation:
 
 
 def _add(sums: Sums, more: Sums) -> Sums:
-    """Sums of both, and the larger refused message."""
+    """Add two sums; keep the larger refused message."""
     return jax.tree.map(jnp.add, sums[0], more[0]), jnp.maximum(sums[1], more[1])
 
 
@@ -492,7 +492,7 @@ def _skip(state: State, keys: Array, ready: Array) -> State:
 
 
 def _by_lane(lane_settings: Sequence[Mapping[str, float]], config: Config) -> dict[str, Array]:
-    """Settings that differ by lane, as arrays (S,)."""
+    """Return the settings that differ by lane, as arrays (S,)."""
     names = {name for own in lane_settings for name in own}
     assert names <= set(BY_LANE), f"{names} must be in BY_LANE"
     assert not lane_settings or len(lane_settings) == config.seeds
