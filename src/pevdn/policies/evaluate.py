@@ -7,7 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from pevdn._platform import cache_compilations
 from pevdn.config.settings import MOST, number
+from pevdn.policies.policy import as_run, team_parameters
+from pevdn.simulation.program import Simulation
+from pevdn.training import world as environment
 from pevdn.training.directory import Run
 from pevdn.training.evaluator import evaluation_keys
 
@@ -32,13 +39,6 @@ def evaluate(
 
     A run in an environment object needs it again, as `env`.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import as_run, team_parameters
-    from pevdn.simulation.program import Simulation
-    from pevdn.training import world as environment
 
     episodes = number("episodes", episodes, int, 1, MOST)
     seed = number("seed", seed, int, 0, MOST)
