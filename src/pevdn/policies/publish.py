@@ -25,9 +25,8 @@ from pevdn.privacy.accounting import RELATIONS, TEAMMATE, Spent
 from pevdn.privacy.ledger import Ledger
 from pevdn.storage.readme import FILE as README
 from pevdn.storage.strict_json import to_json
-from pevdn.training import readme
+from pevdn.training import figures, readme
 from pevdn.training.directory import Run
-from pevdn.training.figures import draw_lines
 from pevdn.training.summary import guarantee
 
 MODELS = ("", "_average", "_anchor")
@@ -124,7 +123,7 @@ def publish(
             (draft / name).write_text(text)
         epsilon, delta = privacy["epsilon"], privacy["delta"]
         guaranteed = Spent(epsilon["agent"], epsilon["team"], delta)
-        draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
+        figures.draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
         files = tuple(sorted((*policies, *texts, "config.yaml", "curve.png")))
     return Published(out, files, privacy)
 
