@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 COIN, MINIBATCH, SHARES, NOISE = range(4)  # the keys of an update
+AFTER_TRAINING = 2**31 - 1  # number of the evaluation of `pevdn evaluate` and `pevdn replay`
 _EVALUATION = 0x65766C  # a branch of the seed's key that training never takes
 
 
@@ -36,9 +37,14 @@ def of_block(key: Array, episodes: int, updates: int) -> tuple[Array, Array, Arr
     following, for_episodes, for_updates = jax.random.split(key, 3)
     return (
         following,
-        jax.random.split(for_episodes, episodes),
+        of_episodes(for_episodes, episodes),
         jax.random.split(for_updates, (updates, 4)),
     )
+
+
+def of_episodes(key: Array, episodes: int) -> Array:
+    """Return the keys of episodes (E,), given that of their block or evaluation."""
+    return jax.random.split(key, episodes)
 
 
 def of_reset(episode: Array, max_steps: int) -> Array:

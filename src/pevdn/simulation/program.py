@@ -210,7 +210,7 @@ class Simulation:
 
     def evaluation_episodes(self, keys: Array) -> Array:
         """Derive the keys of an evaluation's episodes (S, E) from its keys (S,)."""
-        return jax.vmap(lambda key: jax.random.split(key, self.settings.eval_episodes))(keys)
+        return jax.vmap(partial(derive.of_episodes, episodes=self.settings.eval_episodes))(keys)
 
     def compile_evaluation(
         self, params: tuple[Parameters, ...], keys: Array, jit: Callable[..., Any]
