@@ -19,17 +19,17 @@ class Score(NamedTuple):
 
 
 def models(s: Settings) -> list[str]:
-    """The models that an evaluation scores, in order; the anchor last, once there is one."""
+    """Return the models that an evaluation scores, in order; the anchor is last."""
     return ["params"] + ["average"] * bool(s.average_decay) + ["anchor"] * s.anchor
 
 
 def candidate(s: Settings) -> str:
-    """The model whose win rate decides about a new anchor; it becomes that anchor."""
+    """Return the model that becomes the anchor if its win rate beats the threshold."""
     return "average" if s.average_decay else "params"
 
 
 def key_number(evaluation: int, model: str) -> int:
-    """The number of an evaluation's key (`keys.of_evaluation`): every model has its own."""
+    """Return the number of an evaluation's key (`keys.of_evaluation`), one per model."""
     return len(MODELS) * evaluation + MODELS.index(model)
 
 
@@ -39,7 +39,7 @@ def metrics_line(
     scores: Mapping[str, Score | None],
     spent: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl, from the public counters and the scores by model.
+    """Return a line of metrics.jsonl, from the public counters and the scores by model.
 
     A model that does not exist yet has the score None; `spent` is the privacy spent so far.
     """

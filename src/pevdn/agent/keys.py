@@ -1,12 +1,12 @@
-"""How random keys derive from each other: the one place, for both runtimes.
+"""Derive all random keys of a training, for both runtimes.
 
-    key of a lane ─┬─ first parameters of the agents (N,)
+    key of a lane ─┬─ initial parameters of the agents (N,)
                    └─ training key ─┬─ training key of the next block
                                     ├─ episodes (E,) ─┬─ reset
                                     │                 └─ every step: agents, world
                                     └─ updates (U, 4): coin, minibatch, shares, noise (N,)
 
-Evaluations derive from the seed alone, apart from everything that training draws.
+Evaluations derive from the seed alone, separately from everything that training draws.
 Shapes: E episodes of a block, U updates that it calls for, N agents.
 """
 
@@ -17,51 +17,57 @@ import jax.numpy as jnp
 from jax import Array
 
 COIN, MINIBATCH, SHARES, NOISE = range(4)  # the keys of an update
+AFTER_TRAINING = 2**31 - 1  # number of the evaluation of `pevdn evaluate` and `pevdn replay`
 _EVALUATION = 0x65766C  # a branch of the seed's key that training never takes
 
 
 def of_lane(key: Array) -> tuple[Array, Array]:
-    """The training key, and the key of the agents' first parameters."""
+    """Return the training key, and the key of the agents' initial parameters."""
     training, agents = jax.random.split(key, 2)
     return training, agents
 
 
 def of_agents(key: Array, agents: int) -> Array:
-    """One key per agent (N,): for first parameters, or for the noise of one update."""
+    """Return one key per agent (N,): for initial parameters, or for the noise of one update."""
     return jax.random.split(key, agents)
 
 
 def of_block(key: Array, episodes: int, updates: int) -> tuple[Array, Array, Array]:
-    """The training key of the next block, keys of episodes (E,) and of updates (U, 4)."""
+    """Return the training key of the next block, and keys of episodes (E,) and updates (U, 4)."""
     following, for_episodes, for_updates = jax.random.split(key, 3)
     return (
         following,
-        jax.random.split(for_episodes, episodes),
+        of_episodes(for_episodes, episodes),
         jax.random.split(for_updates, (updates, 4)),
     )
 
 
+def of_episodes(key: Array, episodes: int) -> Array:
+    """Return the keys of episodes (E,), given that of their block or evaluation."""
+    return jax.random.split(key, episodes)
+
+
 def of_reset(episode: Array, max_steps: int) -> Array:
-    """What the world starts an episode with; steps have the numbers below `max_steps`."""
+    """Return the world's key for a reset; its steps use the numbers below `max_steps`."""
     return jax.random.fold_in(episode, max_steps)
 
 
 def of_step(episode: Array, t: Array | int) -> tuple[Array, Array]:
-    """The agents' key and the world's key of step t."""
+    """Return the agents' key and the world's key of step t."""
     acting, world = jax.random.split(jax.random.fold_in(episode, t))
     return acting, world
 
 
 def chances(acting: Array, agents: int) -> Array:
-    """Uniform (N, 2): whether each agent explores in a step, and which action it then takes."""
+    """Draw uniform (N, 2): whether each agent explores in a step, and with which action."""
     return jax.random.uniform(acting, (agents, 2))
 
 
 def world_seed(key: Array) -> Array:
-    """What an external world is reset with (31 bits), where a compiled one gets the key."""
+    """Return the seed (31 bits) that resets an external world; a compiled one gets the key."""
     return (jax.random.bits(key, dtype=jnp.uint32) >> 1).astype(jnp.int32)
 
 
 def of_evaluation(seed: Array | int, number: Array | int) -> Array:
-    """The key of an evaluation; it depends on the seed and the number alone."""
+    """Return the key of an evaluation; it depends on the seed and the number alone."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _EVALUATION), number)

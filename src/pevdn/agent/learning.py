@@ -25,6 +25,7 @@ from pevdn.agent.acting import UNAVAILABLE
 from pevdn.agent.networks import Parameters
 from pevdn.agent.recurrent import Inputs
 from pevdn.agent.replay import Episode
+from pevdn.config.settings import is_zero
 
 
 class Learner(NamedTuple):
@@ -40,11 +41,6 @@ class Learner(NamedTuple):
 def begin(params: Parameters, optimiser: optax.GradientTransformation) -> Learner:
     """Return a fresh learner."""
     return Learner(params, params, optimiser.init(params), params, params)
-
-
-def _is_zero(coefficient: Any) -> bool:
-    """Whether a term is off; one whose coefficient is traced never is."""
-    return isinstance(coefficient, int | float) and coefficient == 0
 
 
 def valid(batch: Episode) -> Array:
@@ -100,7 +96,7 @@ def returns_of_values(after: Array, batch: Episode, gamma: float, lam: float) ->
     For λ = `lam` = 0 it is γ · `after`. The λ-return is linear in rewards and values, so each agent
     computes its own part, and a message is still one number per step.
     """
-    if _is_zero(lam):
+    if is_zero(lam):
         return gamma * after
     before = jnp.concatenate([jnp.zeros_like(after[:1]), after[:-1]])
     return gamma * after + later((gamma * after - before) * valid(batch), gamma * lam)
@@ -122,13 +118,13 @@ def message(
     return m * valid(batch), Memo(inputs, trace)
 
 
-def kept_reward(reward: Array, cap: float) -> Array:
-    """Cap the team's reward of a step, as an agent records it; a `cap` of 0 disables this.
+def capped_reward(reward: Array, cap: float) -> Array:
+    """Cap the team's reward of a step, as an agent stores it; a `cap` of 0 disables this.
 
     A rare, large bonus makes a few gradients far longer than the rest. Clipping them to the same
     length biases the values from the mean towards the median.
     """
-    if _is_zero(cap):
+    if is_zero(cap):
         return reward
     return jnp.minimum(
         reward, cap if isinstance(cap, int | float) else jnp.where(cap, cap, jnp.inf)
@@ -141,7 +137,7 @@ def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
     With λ-returns, r is the sum of this and all later rewards, discounted by `rate` = γλ.
     """
     rewards = batch.rewards
-    if not _is_zero(rate):
+    if not is_zero(rate):
         rewards = rewards + later(rewards * valid(batch), rate)
     return (rewards + total) * valid(batch)
 

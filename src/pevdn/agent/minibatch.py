@@ -1,4 +1,4 @@
-"""A minibatch in parts: how many episodes are computed side by side, and for how many steps.
+"""Split a minibatch into parts: episodes computed side by side, for the same number of steps.
 
 Most episodes are far shorter than the world allows, and a Poisson sample may have any size. So a
 minibatch is computed in parts of a fixed number of episodes, each for the smallest compiled
@@ -31,14 +31,19 @@ def _wide() -> bool:
 
 
 def horizons(max_steps: int) -> list[int]:
-    """The numbers of steps that an update is compiled for; the last is the world's limit."""
+    """Return the numbers of steps that an update is compiled for, up to the world's limit."""
     if max_steps < 20 or _wide():
         return [max_steps]
     return [-(-part * max_steps // 12) for part in (4, 5, 8, 12)]
 
 
+def horizon_for(longest: int, horizons: Sequence[int]) -> int:
+    """Return the smallest horizon that covers an episode of `longest` steps."""
+    return next(steps for steps in horizons if steps >= longest)
+
+
 def part_size(config: Config) -> int:
-    """Episodes of a minibatch that are computed side by side.
+    """Return the number of episodes of a minibatch that are computed side by side.
 
     Few on a CPU, so that short episodes do not wait for long ones. On an accelerator all of
     them: for a Poisson sample, three standard deviations more than expected.
@@ -53,9 +58,9 @@ def part_size(config: Config) -> int:
 def in_parts(
     slots: Array, lengths: Array, horizons: Sequence[int], part: int, private: bool
 ) -> tuple[Array, Array]:
-    """Arrange slots (S, B) in parts, padded with scratch; also the number of parts.
+    """Arrange slots (S, B) in parts, padded with scratch; also return the number of parts.
 
-    The longest episodes come first, so that few steps are computed in vain. If private, parts are
+    The longest episodes come first, so that few padding steps are computed. If private, parts are
     grouped by horizon instead: what is computed of an episode then depends on its own length, and
     not on which others were sampled.
     """
@@ -91,5 +96,5 @@ def _by_horizon(
 
 
 def empty_part(spec: AgentSpec, steps: int, part: int) -> Episode:
-    """Room for one agent's part (T, P, ...)."""
+    """Return an empty part of one agent, (T, P, ...)."""
     return replay.time_first(replay.empty(part - 1, steps, spec.observation_size, spec.n_actions))

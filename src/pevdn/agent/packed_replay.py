@@ -10,7 +10,7 @@ Shapes: T maximum steps, O observation, A actions, B minibatch, n steps played.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -43,14 +43,22 @@ class PackedReplay:
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
-            np.save(file, self.length)
-            np.save(file, np.array([len(row) for row in self.rows]))
-            file.writelines(self.rows)
+            self.write(file)
 
     def load(self, path: Path) -> None:
         with path.open("rb") as file:
-            self.length = np.load(file, allow_pickle=False)
-            self.rows = [file.read(size) for size in np.load(file, allow_pickle=False)]
+            self.read(file)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write all episodes."""
+        np.save(file, self.length)
+        np.save(file, np.array([len(row) for row in self.rows]))
+        file.writelines(self.rows)
+
+    def read(self, file: IO[bytes]) -> None:
+        """Replace all episodes, and the capacity, by what `write` wrote."""
+        self.length = np.load(file, allow_pickle=False)
+        self.rows = [file.read(size) for size in np.load(file, allow_pickle=False)]
 
 
 def pack(episode: Episode) -> bytes:

@@ -1,8 +1,8 @@
-"""One agent's program: act, message, gradient, update. Both runtimes call it, and nothing else.
+"""One agent's program: act, message, gradient, update. Both runtimes call it.
 
 The simulation maps it over the agents of a team and over lanes; a party compiles it for itself.
 Every argument is the agent's own or public. `release` (privacy/mechanism.py) turns gradients into
-what is learnt from; the program never does so itself.
+the gradient to learn from.
 
 Shapes: ... any batch axes, T steps, B episodes, O observation, A actions.
 """
@@ -57,12 +57,12 @@ class AgentProgram:
     @classmethod
     def of(cls, config: Config, release: Any) -> AgentProgram:
         s = config.settings
-        if config.private:  # clipped by episode, and not once more
+        if config.private:  # already clipped by episode
             s = dataclasses.replace(s, max_gradient_norm=0.0)
         return cls(s, release)
 
     def vary(self, lane: Mapping[str, Any]) -> AgentProgram:
-        """The same program with the settings of one lane, which may be traced numbers."""
+        """Return this program with the settings of one lane, which may be traced numbers."""
         if not lane:
             return self
         own = {k: v for k, v in lane.items() if k in ("clip_norm", "noise_multiplier")}
@@ -72,13 +72,13 @@ class AgentProgram:
     # ---- begin and act -----------------------------------------------------------------------
 
     def begin(self, key: Array, spec: AgentSpec) -> Learner:
-        """A fresh agent."""
+        """Return a fresh agent."""
         s = self.settings
         params = networks.initialise(s.network, key, spec, s.hidden_size)
         return learning.begin(params, self._optimiser())
 
     def exploration(self, env_steps: Array) -> Array:
-        """ε of ε-greedy after so many environment steps."""
+        """Return ε of ε-greedy after `env_steps` environment steps."""
         s = self.settings
         return acting.exploration(
             env_steps, s.exploration_start, s.exploration_end, s.exploration_steps
@@ -94,28 +94,28 @@ class AgentProgram:
         chance: Array,
         epsilon: Array,
     ) -> tuple[Array, Array]:
-        """The next memory and an ε-greedy action (...) for what is seen (..., O).
+        """Return the next memory and an ε-greedy action (...) for an observation (..., O).
 
-        `last` is the action before, −1 at first; `chance` (..., 2) is uniform on [0, 1).
+        `last` is the previous action, −1 at first; `chance` (..., 2) is uniform on [0, 1).
         """
         memory, q = networks.of(params).step(params, memory, seen, last)
         return memory, acting.epsilon_greedy(chance, q, available, epsilon)
 
     def stored_reward(self, reward: Array) -> Array:
-        """What an agent records of the team's reward for a step."""
-        return learning.kept_reward(reward, self.settings.reward_cap)
+        """Return the team's reward for a step as an agent stores it."""
+        return learning.capped_reward(reward, self.settings.reward_cap)
 
     # ---- update ------------------------------------------------------------------------------
 
     def message(self, params: Parameters, target: Parameters, batch: Episode) -> tuple[Array, Memo]:
-        """COMPUTE m_i (T, B), and what turns the team error into a gradient later."""
+        """COMPUTE m_i (T, B); also return what `gradient` needs once the sum is opened."""
         s = self.settings
         return learning.message(params, target, batch, s.gamma, s.double_q, s.return_lambda)
 
     def gradient(
         self, params: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
     ) -> Parameters:
-        """The sum over a part of this agent's gradients, given the sum of messages (T, B).
+        """Return the sum of this agent's gradients over a part, given the sum of messages (T, B).
 
         If private, each episode's gradient is clipped and the sum is in whole units.
         """
@@ -136,7 +136,7 @@ class AgentProgram:
     ) -> Learner:
         """UPDATE parameters, target network and average with a released gradient.
 
-        `updates` and `env_steps` count what was made before.
+        `updates` and `env_steps` are the counts before this update.
         """
         s = self.settings
         if s.anchor:

@@ -14,33 +14,33 @@ Number = Any  # an int, or an integer array of one lane
 
 
 def evaluations(config: Config) -> int:
-    """How many evaluations a run makes: one before the first step, then one every eval_every."""
+    """Return the number of evaluations of a run: one before the first step, then by eval_every."""
     return -(-config.steps // config.settings.eval_every) + 1
 
 
 def steps_before(evaluation: int, config: Config) -> int:
-    """Environment steps that precede an evaluation (0 is the first)."""
+    """Return the environment steps that precede an evaluation (0 is the first)."""
     return min(evaluation * config.settings.eval_every, config.steps)
 
 
 def slots(episodes: Number, e: Any, buffer_size: int) -> Any:
-    """Where the e-th of the next episodes is stored; the newest replaces the oldest."""
+    """Return the slot of the e-th of the next episodes; the newest replaces the oldest."""
     return (episodes + e) % buffer_size
 
 
 def filled(episodes: Number, buffer_size: int) -> Number:
-    """How many slots of the buffer hold an episode."""
+    """Return the number of slots that hold an episode."""
     return episodes - (episodes - buffer_size) * (episodes > buffer_size)
 
 
 def update_is_due(episodes: Number, coin: Any, config: Config) -> Any:
-    """Whether an update that a block calls for is made; `coin` is uniform on [0, 1) and public."""
+    """Return whether the next update is made; `coin` is uniform on [0, 1) and public."""
     s = config.settings
     return (episodes >= config.learning_starts) & (coin * s.buffer_throughput < 1)
 
 
 def exposure(updates: Number, episodes: Number, stored_at: Any, buffer_size: int) -> Number:
-    """Updates made since the oldest episode in the buffer was stored.
+    """Return the updates made since the oldest episode in the buffer was stored.
 
     `stored_at` (buffer_size,) is the number of updates made when each slot was written.
     """

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pevdn.cli.output import Json, print_json, print_table
+from pevdn.errors import UsageError
 
 FORMATS = (".png", ".pdf", ".svg")
 OBSERVERS = {"agent": "one agent", "team": "whole team"}
@@ -76,7 +77,6 @@ def main(
 
 def _check_writable(path: Path) -> None:
     """Check the picture file before the attacks, which take minutes."""
-    from pevdn.errors import UsageError
 
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--out is {path}, but must end in {', '.join(FORMATS)}.")

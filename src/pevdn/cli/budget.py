@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pevdn.cli.output import Json, print_json, print_table
+from pevdn.errors import UsageError
 
 CONDITIONAL = (
     "The target is for the agent observer, whose ε is conditional: it does not bound what one "
@@ -77,7 +78,6 @@ def main(
 ) -> None:
     """Compute the ε of a planned training, or the settings for a target ε."""
     from pevdn.config import presets
-    from pevdn.errors import UsageError
     from pevdn.privacy import planner, search
 
     if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:

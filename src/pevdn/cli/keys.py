@@ -9,6 +9,7 @@ import typer
 
 from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import needs_network
+from pevdn.errors import UsageError
 
 if TYPE_CHECKING:
     from pevdn.config.experiment import Config
@@ -72,7 +73,6 @@ def main(
     """Create the roster, certificates and private keys of a team of processes."""
     from pevdn.config import presets
     from pevdn.config.settings import parse_assignments
-    from pevdn.errors import UsageError
     from pevdn.privacy import planner
 
     with needs_network():
@@ -99,7 +99,6 @@ def warn_of_delta(config: Config, agents: int) -> None:
 
 
 def _place(text: str) -> tuple[str, str]:
-    from pevdn.errors import UsageError
 
     name, equals, address = text.partition("=")
     if not equals:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pevdn.cli.output import Json, print_json, print_table
+from pevdn.errors import UsageError
 
 MEANING = (
     "ε team and ε agent cover the run as configured, plus all updates lost in crashes: they hold "
@@ -21,7 +22,6 @@ def main(
 ) -> None:
     """Check the ledger of a private run, and print its guaranteed and spent ε."""
     from pevdn.config.experiment import fingerprint
-    from pevdn.errors import UsageError
     from pevdn.privacy import randomness
     from pevdn.privacy.accounting import TEAMMATE
     from pevdn.privacy.ledger import Ledger

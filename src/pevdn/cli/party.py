@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pevdn.cli.output import Json, print_json
+from pevdn.errors import PevdnError, UsageError
 
 Team = Annotated[Path, typer.Option("--team", help="Roster made by `pevdn keys`.")]
 Out = Annotated[
@@ -40,7 +41,6 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Run one agent of a team; its data never leave this process."""
-    from pevdn.errors import UsageError
 
     if me == "world":
         raise UsageError("'world' is the world server, not a party; start it with `pevdn world`.")
@@ -50,7 +50,6 @@ def main(
 @contextmanager
 def needs_network() -> Iterator[None]:
     """Turn a missing package of the extra into one sentence."""
-    from pevdn.errors import PevdnError
 
     try:
         yield

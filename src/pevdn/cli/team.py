@@ -11,8 +11,9 @@ import typer
 
 from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn_of_delta
 from pevdn.cli.options import WorldTimeout
-from pevdn.cli.output import Json, print_json
+from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import line
+from pevdn.errors import PevdnError
 
 app = typer.Typer(
     help="Run a team with one process per agent on this machine, or show its status.",
@@ -64,7 +65,6 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the last status of the members on this machine."""
-    from pevdn.errors import PevdnError
 
     local = _local()
     from pevdn.network import roster_file
@@ -80,8 +80,6 @@ def status(
 
 
 def show(reports: dict[str, dict[str, Any]], as_json: bool) -> None:
-    from pevdn.cli.output import print_table
-
     if as_json:
         print_json(reports)
         return

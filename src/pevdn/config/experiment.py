@@ -135,7 +135,7 @@ def _check_together(config: Config) -> None:
     if s.exploration_end > s.exploration_start:
         raise UsageError(
             f"exploration_end is {s.exploration_end}, but ε never rises; it must not exceed "
-            f" exploration_start={s.exploration_start}."
+            f"exploration_start={s.exploration_start}."
         )
     if s.epsilon_budget and not config.private:
         raise UsageError(

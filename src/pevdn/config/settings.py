@@ -171,6 +171,11 @@ def make_settings(values: Mapping[str, Any]) -> Settings:
     return Settings(**{name: checked(fields[name], value) for name, value in values.items()})
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a setting is 0 in all lanes; a traced number, which differs by lane, never is."""
+    return isinstance(value, int | float) and value == 0
+
+
 def checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value in the field's type and range, or raise an error that names it."""
     meta, kind = field.metadata, type(field.default)

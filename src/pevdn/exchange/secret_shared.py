@@ -51,12 +51,18 @@ class Code(NamedTuple):
             )
         return self
 
-    def refusal(self, n_agents: int, what: str = "a message") -> str:
-        """Return the error text for a message that does not fit."""
+    def misfit(self, n_agents: int, what: str) -> str:
+        """Say that `what`, a message, does not fit, and into which range."""
         return (
             f"{what} does not fit into ±{self.limit(n_agents):g}, the range that precision="
-            f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents, and the "
-            "update was not made; lower precision or learning_rate, or raise modulus."
+            f"{self.precision} and modulus={self.modulus} leave to {n_agents} agents"
+        )
+
+    def refusal(self, n_agents: int, what: str) -> str:
+        """Return the error text of a training whose message does not fit."""
+        return (
+            f"{self.misfit(n_agents, what)}, and the update was not made; lower precision or "
+            "learning_rate, or raise modulus."
         )
 
 

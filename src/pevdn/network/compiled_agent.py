@@ -142,7 +142,7 @@ class CompiledAgent:
 
     def _fetch(self, replay: PackedReplay, slots: np.ndarray) -> Episode:
         """Return the episodes (T, B, ...) for the smallest horizon that fits all of them."""
-        steps = next(h for h in self._horizons if h >= replay.length[slots].max())
+        steps = minibatch.horizon_for(replay.length[slots].max(), self._horizons)
         shapes = jax.eval_shape(lambda: minibatch.empty_part(self.spec, steps, self._part))
         batch: Episode = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         replay.fetch(slots, batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pevdn.network.party import Party
 from pevdn.network.roster import WORLD
 from pevdn.network.world_server import WorldServer
 from pevdn.storage.files import lock, make_private
+from pevdn.storage.signals import STOP
 
 OnReport = Callable[[dict[str, Any]], None]  # gets a member's report every few seconds
 
@@ -65,7 +65,7 @@ def run_member(
 
 async def _run(process: Party | WorldServer, on_report: OnReport | None) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP:
         loop.add_signal_handler(number, process.group.interrupt)
     reporting = asyncio.create_task(_report(process, on_report)) if on_report is not None else None
     try:

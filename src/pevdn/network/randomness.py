@@ -58,12 +58,12 @@ class FromSecret:
 
     def episodes(self, block: int) -> Array:
         """Return the world's keys (E,) of a block of episodes."""
-        return jax.random.split(self._key("episodes", block), self._config.block_size)
+        return keys.of_episodes(self._key("episodes", block), self._config.block_size)
 
     def evaluation(self, number: int) -> Array:
         """Return the world's keys (eval_episodes,) of an evaluation."""
         key = self._key("evaluation", number)
-        return jax.random.split(key, self._config.settings.eval_episodes)
+        return keys.of_episodes(key, self._config.settings.eval_episodes)
 
     def _key(self, *label: str | int) -> Array:
         words = np.frombuffer(self._secret.stream(*label, self._run).bytes(8), np.uint32)
@@ -101,7 +101,7 @@ class FromSeed:
 
     def evaluation(self, number: int) -> Array:
         key = keys.of_evaluation(self._config.seed, number)
-        return jax.random.split(key, self._config.settings.eval_episodes)
+        return keys.of_episodes(key, self._config.settings.eval_episodes)
 
     def _updates(self, block: int) -> Array:
         return self._block(block)[2]

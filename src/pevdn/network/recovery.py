@@ -123,20 +123,15 @@ class Journal:
     def write_block(self, block: int, episodes: PackedReplay) -> None:
         """Write a block of own episodes; it is on disk when this returns."""
         buffer = io.BytesIO()
-        np.save(buffer, episodes.length)
-        np.save(buffer, np.array([len(row) for row in episodes.rows]))
-        buffer.write(b"".join(episodes.rows))
+        episodes.write(buffer)
         write_sealed(self._block(block), buffer.getvalue())
 
     def read_block(self, block: int) -> PackedReplay | None:
         """Return a block of own episodes; None if it was never written."""
         if not self._block(block).exists():
             return None
-        buffer = io.BytesIO(read_sealed(self._block(block)))
-        length = np.load(buffer, allow_pickle=False)
-        episodes = PackedReplay(len(length) - 1)
-        episodes.length = length
-        episodes.rows = [buffer.read(size) for size in np.load(buffer, allow_pickle=False)]
+        episodes = PackedReplay(0)
+        episodes.read(io.BytesIO(read_sealed(self._block(block))))
         return episodes
 
     def delete_blocks_before(self, block: int) -> None:

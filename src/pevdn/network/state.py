@@ -27,8 +27,9 @@ from pevdn.network.progress import END, PLAY, UPDATE, Progress
 from pevdn.network.randomness import Randomness
 from pevdn.network.recovery import Journal, Outcome
 from pevdn.network.streams import joint_seed
-from pevdn.privacy import accounting, ledger, planner, randomness
+from pevdn.privacy import ledger, planner
 from pevdn.privacy.ledger import Ledger
+from pevdn.privacy.mechanism import SubsampledGaussian
 from pevdn.storage.files import whole_lines, write_atomically
 from pevdn.storage.strict_json import to_json
 
@@ -236,10 +237,7 @@ class PartyState:
                 f"{self.folder} has no snapshot-*.bin, but its ledger counts updates of {self.me}; "
                 "restore the directory from a backup, or restart the whole team in another one."
             )
-        agents = self.agent.n_agents
-        plan = planner.Plan.of(self.config, agents)
+        release, agents = self.agent.release, self.agent.n_agents
+        assert isinstance(release, SubsampledGaussian)
         own = sum(x.size for x in jax.tree.leaves(self.learner.params))
-        accounting.check_size(own * agents, plan.exposure)
-        facts = (plan.mechanism, 1, plan.exposure, self._affordable)
-        source = randomness.source(self.config)
-        return Ledger.begin(self.folder, fingerprint(self.config), *facts, source)
+        return planner.begin_ledger(self.folder, self.config, release, agents, own * agents)

@@ -7,7 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from pevdn._platform import cache_compilations
+from pevdn.agent.keys import AFTER_TRAINING
 from pevdn.config.settings import MOST, number
+from pevdn.policies.policy import as_run, team_parameters
+from pevdn.simulation.program import Simulation
+from pevdn.training import world as environment
 from pevdn.training.directory import Run
 from pevdn.training.evaluator import evaluation_keys
 
@@ -32,13 +40,6 @@ def evaluate(
 
     A run in an environment object needs it again, as `env`.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import as_run, team_parameters
-    from pevdn.simulation.program import Simulation
-    from pevdn.training import world as environment
 
     episodes = number("episodes", episodes, int, 1, MOST)
     seed = number("seed", seed, int, 0, MOST)
@@ -49,7 +50,7 @@ def evaluate(
     params, _ = team_parameters(run, model)
     settings = dataclasses.replace(config.settings, eval_episodes=episodes)
     simulation = Simulation(world, dataclasses.replace(config, settings=settings), run.options)
-    keys = evaluation_keys(jnp.full(config.seeds, seed), 2**31 - 1)
+    keys = evaluation_keys(jnp.full(config.seeds, seed), AFTER_TRAINING)
     try:
         play = simulation.compile_evaluation(params, keys, lambda f, *_: jax.jit(f))()
         score = play(params, keys)

@@ -21,6 +21,8 @@ import pevdn
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies.policy import as_run, describe_model, load
+from pevdn.privacy import randomness
+from pevdn.privacy.ledger import Ledger
 from pevdn.storage.files import write_atomically
 from pevdn.training.directory import Run
 
@@ -179,8 +181,6 @@ def about(params: Any) -> dict[str, str]:
 
 def promise(run: Run, lane: int) -> dict[str, str]:
     """Return the guarantee for the training episodes, from the run's ledger."""
-    from pevdn.privacy import randomness
-    from pevdn.privacy.ledger import Ledger
 
     config = run.config
     if not config.private:

@@ -21,10 +21,13 @@ from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
 from pevdn.policies.policy import as_run, of_lane, team_parameters
 from pevdn.privacy import randomness
+from pevdn.privacy.accounting import RELATIONS, TEAMMATE, Spent
+from pevdn.privacy.ledger import Ledger
 from pevdn.storage.readme import FILE as README
 from pevdn.storage.strict_json import to_json
-from pevdn.training import readme
+from pevdn.training import figures, readme
 from pevdn.training.directory import Run
+from pevdn.training.summary import guarantee
 
 MODELS = ("", "_average", "_anchor")
 EPSILONS = (
@@ -104,8 +107,6 @@ def publish(
     privacy = _privacy(run, config)
     public = dataclasses.replace(config, env=export.public_world(config.env))
     lines = _metrics(run, config)
-    from pevdn.privacy.accounting import Spent
-    from pevdn.training.figures import draw_lines
 
     with _all_or_nothing(out) as draft:
         policies = _policies(run, public, model, format, write, draft)
@@ -122,7 +123,7 @@ def publish(
             (draft / name).write_text(text)
         epsilon, delta = privacy["epsilon"], privacy["delta"]
         guaranteed = Spent(epsilon["agent"], epsilon["team"], delta)
-        draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
+        figures.draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
         files = tuple(sorted((*policies, *texts, "config.yaml", "curve.png")))
     return Published(out, files, privacy)
 
@@ -161,9 +162,6 @@ def _require_empty(out: Path) -> None:
 
 def _privacy(run: Run, config: Config) -> dict[str, Any]:
     """Return the content of privacy.json, from the ledger."""
-    from pevdn.privacy.accounting import RELATIONS, TEAMMATE
-    from pevdn.privacy.ledger import Ledger
-    from pevdn.training.summary import guarantee
 
     mechanism = Ledger.read(run.path, fingerprint(config)).mechanism
     lanes = []

@@ -1,20 +1,20 @@
-"""How one agent's gradients become what it learns from: sample, clip, sum, add noise, divide.
+"""Turn one agent's gradients into the one it learns from: sample, clip, sum, add noise, divide.
 
-Two releases have the same interface, and both runtimes use nothing else:
+Two releases have the same interface; both runtimes release gradients only through them:
 
 - `Average`, without differential privacy: a uniform sample, a plain mean.
 - `SubsampledGaussian`, DP-SGD on whole episodes (PE-VDN C; Algorithm 1, from CLIP to ADD noise).
 
-What `SubsampledGaussian` promises: for one agent and one update, the released gradient is a
+Guarantee of `SubsampledGaussian`: for one agent and one update, the released gradient is a
 Poisson-subsampled Gaussian mechanism on that agent's episodes. Neighbours differ in one episode,
 which is empty in one of them for the whole team; clipping bounds what that changes in the sum by C.
 Noise of standard deviation noise_multiplier · C is added once. The divisor is the *expected* batch
 size, a constant, because the realised one would reveal how many episodes were sampled. The object
 that samples, clips and adds noise also states what the accountant counts (`accounted`), so that
-what is accounted for is what ran. How updates compose is `pevdn.privacy.accounting`'s business;
-docs/privacy.md says whom it protects from.
+what is accounted for is what ran. `pevdn.privacy.accounting` composes updates; docs/privacy.md
+says against whom the result protects.
 
-Floating-point numbers are not real numbers, so the promise does not rest on them. A clipped
+Floating-point numbers are not real numbers, so the guarantee does not rest on them. A clipped
 gradient is truncated to whole `unit`s, sums are sums of integers, and the noise is an integer
 (`pevdn.privacy.gaussian`): the sensitivity of the sum is at most C/unit exactly, whatever the order
 of summation, and the noise has the tails and the low bits of a Gaussian to within an error that the
@@ -34,7 +34,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from pevdn.config.experiment import Config
-from pevdn.config.settings import Settings
+from pevdn.config.settings import Settings, is_zero
 from pevdn.exchange import sampling
 from pevdn.privacy import gaussian
 from pevdn.privacy.accounting import Mechanism
@@ -45,7 +45,7 @@ ROOM = 2**30  # sums stay below it; 32 bits hold twice as much
 
 
 class Release(Protocol):
-    """How one agent's gradients of a minibatch become the gradient it learns from."""
+    """Turns one agent's gradients over a minibatch into the gradient it learns from."""
 
     @property
     def by_episode(self) -> bool:
@@ -53,24 +53,24 @@ class Release(Protocol):
         ...
 
     def sample(self, words: Array, filled: Array | int) -> Array:
-        """The slots of a minibatch, from uniform words (capacity,)."""
+        """Return the slots of a minibatch, from uniform words (capacity,)."""
         ...
 
     def zeros(self, params: Parameters) -> Parameters:
-        """The sum over no episodes."""
+        """Return the sum over no episodes."""
         ...
 
     def total(self, gradients: Parameters, padding: Array) -> Parameters:
-        """The sum over the episodes of a part; `padding` (B,) marks empty slots."""
+        """Return the sum over the episodes of a part; `padding` (B,) marks empty slots."""
         ...
 
     def mean(self, total: Parameters, draw: Draw) -> Parameters:
-        """From the sum over a minibatch to the gradient that is learnt from."""
+        """Return the gradient to learn from, given the sum over a minibatch."""
         ...
 
 
 def release_for(config: Config) -> Release:
-    """The release that a configuration asks for."""
+    """Return the release of a configuration."""
     s = config.settings
     return SubsampledGaussian.of(s) if config.private else Average(s.expected_batch_size)
 
@@ -101,8 +101,7 @@ class Average:
 class SubsampledGaussian:
     """A Poisson sample, clipped by episode, with Gaussian noise on the sum.
 
-    `clip_norm` and `noise_multiplier` may be traced numbers, which differ by lane; `spread` then
-    has to be given.
+    `clip_norm` and `noise_multiplier` may be traced numbers that differ by lane; `spread` may not.
     """
 
     clip_norm: float  # C
@@ -114,20 +113,20 @@ class SubsampledGaussian:
 
     @classmethod
     def of(cls, s: Settings, smallest_noise: float | None = None) -> SubsampledGaussian:
-        """The release of these settings, or of lanes whose smallest noise multiplier is given."""
+        """Return the release of these settings; lanes share the `spread` of the smallest noise."""
         batch, noise = s.expected_batch_size, s.noise_multiplier
         k = spread_for(noise if smallest_noise is None else smallest_noise, batch)
         return cls(s.clip_norm, noise, batch, batch / s.buffer_size, k)
 
     def accounted(self, n_agents: int, delta: float, relation: str) -> Mechanism:
-        """What the accountant counts for one update of a team."""
+        """Return what the accountant counts for one update of a team."""
         return Mechanism(self.sampling_rate, self.noise_multiplier, n_agents, delta, relation)
 
     @property
     def unit(self) -> Any:
-        """What one whole number stands for."""
+        """The value of one unit of the integer sums."""
         silent = self.clip_norm * largest(self.expected_batch_size) / ROOM
-        if _is_zero(self.noise_multiplier):
+        if is_zero(self.noise_multiplier):
             return silent
         noisy = self.noise_multiplier * self.clip_norm / gaussian.deviation(self.spread)
         if isinstance(self.noise_multiplier, int | float):
@@ -165,7 +164,7 @@ class SubsampledGaussian:
         return total
 
     def noise(self, words: Array) -> Array:
-        """The noise of a sum, in whole units: (P,) from uniform words (P, 4, 4)."""
+        """Return the noise of a sum, in whole units: (P,) from uniform words (P, 4, 4)."""
         drawn: Array = gaussian.discrete_gaussian(words, self.spread)
         if isinstance(self.noise_multiplier, int | float):
             return drawn
@@ -177,30 +176,25 @@ class SubsampledGaussian:
         A sum that leaves 32 bits wraps around, which is post-processing.
         """
         vector, as_parameters = ravel_pytree(total)
-        if not _is_zero(self.noise_multiplier):
+        if not is_zero(self.noise_multiplier):
             vector = vector + self.noise(draw(vector.size))
         scale = jnp.asarray(self.unit / self.expected_batch_size, jnp.float32)
         found: Parameters = jax.tree.map(lambda x: x * scale, as_parameters(vector))
         return found
 
     def as_floats(self, total: Parameters) -> Parameters:
-        """A sum in whole units, as the gradient that it stands for."""
+        """Convert a sum in whole units to floating point."""
         found: Parameters = jax.tree.map(lambda x: x * np.float32(self.unit), total)
         return found
 
 
-def _is_zero(noise_multiplier: Any) -> bool:
-    """Whether noise is off; a traced number never is."""
-    return isinstance(noise_multiplier, int | float) and noise_multiplier == 0
-
-
 def largest(expected_batch_size: int) -> int:
-    """More episodes than a minibatch has but once in many runs: these must fit into ROOM."""
+    """Return a minibatch size that is rarely exceeded in many runs; its sums fit into ROOM."""
     return 2 * expected_batch_size + 64
 
 
 def spread_for(noise_multiplier: float, expected_batch_size: int) -> int:
-    """The largest multiplier k of the noise, hence the finest unit, for which sums fit."""
+    """Return the largest multiplier k of the noise, hence the finest unit, for which sums fit."""
     if noise_multiplier == 0:
         return gaussian.SPREADS[-1]
     weight = largest(expected_batch_size) / noise_multiplier + 16  # in deviations of the noise
@@ -209,7 +203,7 @@ def spread_for(noise_multiplier: float, expected_batch_size: int) -> int:
 
 
 def rounding(size: int) -> float:
-    """By how much more than C, relatively, float32 may let a gradient of `size` numbers pass.
+    """Return the relative amount by which a gradient clipped in float32 may exceed C.
 
     The norm is a sum of `size` squares, off by at most size · 2⁻²⁵ in whatever order it is formed;
     scaling and quotient round a few times more. Twice that is taken off the clip norm.
@@ -218,5 +212,5 @@ def rounding(size: int) -> float:
 
 
 def words(key: Array, size: int) -> Array:
-    """Uniform words (size, 4, 4) for the noise of one agent in one update."""
+    """Draw uniform words (size, 4, 4) for the noise of one agent in one update."""
     return jax.random.bits(key, (size, *gaussian.WORDS), jnp.uint32)

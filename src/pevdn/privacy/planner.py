@@ -13,14 +13,25 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pevdn import worlds
 from pevdn.config import presets
-from pevdn.config.experiment import STEPS, Config, default_delta, quarter, updates_due
+from pevdn.config.experiment import (
+    STEPS,
+    Config,
+    default_delta,
+    fingerprint,
+    quarter,
+    updates_due,
+)
 from pevdn.errors import UsageError, unknown
-from pevdn.privacy import accounting
+from pevdn.privacy import accounting, randomness
 from pevdn.privacy.accounting import OBSERVERS, Mechanism, largest_accepted
+from pevdn.privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from pevdn.privacy.mechanism import SubsampledGaussian
 
 UNLUCKY = 1e-9  # probability that the coins of one seed exceed a plan
 MANY = 10**6  # blocks of episodes of a plan without a number of steps
@@ -157,6 +168,20 @@ def affordable(config: Config, agents: int) -> int | None:
             f"noise_multiplier (now {s.noise_multiplier:g})."
         )
     return exposure
+
+
+def begin_ledger(
+    folder: Path, config: Config, release: SubsampledGaussian, agents: int, parameters: int
+) -> Ledger:
+    """Begin the ledger of a run, with the mechanism of the release that it will use.
+
+    `parameters` is the number of parameters of the whole team.
+    """
+    exposure = Plan.of(config, agents).exposure
+    accounting.check_size(parameters, exposure)
+    mechanism = release.accounted(agents, config.delta, config.settings.relation)
+    facts = (mechanism, config.seeds, exposure, affordable(config, agents))
+    return Ledger.begin(folder, fingerprint(config), *facts, randomness.source(config))
 
 
 def check_preset(

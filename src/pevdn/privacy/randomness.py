@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 MEANING = {
     "seed": (
-        "All noise and all samples of this training follow from a seed of at most 31 bits. Anybody "
-        "can try every seed, compute the noise again and take it off. Episodes of a simulator "
-        "belong to nobody and lose nothing by that. For episodes that belong to somebody the "
-        "guarantee is void: train with randomness=os."
+        "All noise and all samples of this training derive from a seed of at most 31 bits. Anyone "
+        "can try all seeds, recompute the noise and subtract it. Simulated episodes, which are "
+        "no one's data, lose nothing by that. For real episodes the guarantee is void: train with "
+        "randomness=os."
     ),
     "os": (
-        "All noise and all samples of this training follow from 32 bytes of the operating system's "
-        "generator, kept in the file `secret` of the run. The guarantee holds towards whoever has "
-        "neither these bytes nor the checkpoints."
+        "All noise and all samples of this training derive from 32 bytes of the operating system's "
+        "generator, kept in the file `secret` of the run. The guarantee holds against anyone who "
+        "has neither these bytes nor the checkpoints."
     ),
 }
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pevdn import worlds
 from pevdn.config import presets
+from pevdn.privacy.planner import Plan, smallest_noise
 from pevdn.reproduction.campaign import Arm
 from pevdn.reproduction.measure import Row
 
@@ -43,8 +45,6 @@ class Request:
 
     def preset_arm(self, preset: str, env: str) -> Arm:
         """Return the arm of a preset, with its noise adjusted to keep its ε in other team sizes."""
-        from pevdn import worlds
-        from pevdn.privacy.planner import Plan, smallest_noise
 
         recipe, arm = presets.find(preset), self.arm(preset, env, None, preset=preset)
         agents = worlds.team_size(arm.config.env)

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pevdn import worlds
 from pevdn.config.experiment import Config, fingerprint
+from pevdn.exchange.secret_shared import Code
 from pevdn.privacy import accounting
+from pevdn.privacy.ledger import Ledger
 from pevdn.reproduction import paper, statistics
 from pevdn.reproduction.campaign import Arm
 from pevdn.training.metrics import by_seed
@@ -123,8 +126,6 @@ def _plain(value: Any) -> float | None:
 
 def setting(config: Config, lines: Lines) -> Row:
     """Return the configuration, and the numbers of episodes and updates."""
-    from pevdn import worlds
-    from pevdn.exchange.secret_shared import Code
 
     s, agents = config.settings, len(worlds.make(config.env).agents)
     last = [own[-1] for own in by_seed(lines).values()]
@@ -144,7 +145,6 @@ def privacy(arm: Arm) -> Row:
     """Return ε from the run's ledger, the largest of its seeds, and the claim of Theorem 1."""
     if not arm.config.private:
         return {}
-    from pevdn.privacy.ledger import Ledger
 
     s, config = arm.config.settings, arm.config
     ledger = Ledger.read(arm.path, fingerprint(arm.run.config))
@@ -170,7 +170,6 @@ def traffic(config: Config, lines: Lines) -> Row:
     central node receives every step once, as it is stored: observation, available actions (one bit
     each) and action (two bytes).
     """
-    from pevdn import worlds
 
     agents = worlds.make(config.env).agents
     n = len(agents)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pevdn import worlds
 from pevdn.config import presets
+from pevdn.privacy.planner import Plan, smallest_noise
 from pevdn.reproduction import measure, paper
 from pevdn.reproduction.campaign import Arm
 from pevdn.reproduction.drawing import errors, legend, style
@@ -25,8 +27,6 @@ LABELS = {"team": "ε team", "agent": "ε agent (conditional)"}
 
 def arms(request: Request) -> list[Arm]:
     """Return VDN and one arm per ε: the recipe with its noise multiplier changed."""
-    from pevdn import worlds
-    from pevdn.privacy.planner import Plan, smallest_noise
 
     recipe = request.arm(RECIPE, ENV, None, preset=RECIPE).config
     plan, arms = Plan.of(recipe, worlds.team_size(recipe.env)), request.vdn_arms(ENV, RECIPE)

@@ -1,7 +1,7 @@
-"""Lanes spread over the devices of one machine.
+"""Spread lanes over the devices of one machine.
 
-Lanes never need each other, so every device runs a whole program of its own on its own lanes and
-none waits for another: a program mapped here holds no communication between devices.
+Lanes are independent, so every device runs the whole program on its own lanes, and programs contain
+no communication between devices.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pevdn.errors import UsageError
 
 
 class Lanes:
-    """Where the lanes of a run live, in equal parts; with one device, wherever JAX puts them."""
+    """Distributes the lanes of a run evenly; with one device, JAX chooses it."""
 
-    def __init__(self, wanted: int | str, seeds: int, note: Callable[[str], None]) -> None:
-        self.devices = _count(wanted, seeds)
-        if wanted == "all" and self.devices < jax.local_device_count():
+    def __init__(self, devices: int | str, seeds: int, note: Callable[[str], None]) -> None:
+        self.devices = _count(devices, seeds)
+        if devices == "all" and self.devices < jax.local_device_count():
             note(
                 f"training on {self.devices} of {jax.local_device_count()} devices, the most that "
                 f"can share the seeds ({seeds}) evenly."
@@ -31,7 +31,7 @@ class Lanes:
         self._same = NamedSharding(mesh, PartitionSpec())
 
     def jit(self, f: Callable[..., Any], *like: Any, donate: tuple[int, ...] = ()) -> Any:
-        """`f`, compiled for arguments like these: arrays of lanes (S, ...), or plain numbers."""
+        """Return `f`, jitted for arguments like these: arrays of lanes (S, ...), or numbers."""
         how: Any = {"donate_argnums": donate, "compiler_options": compiler_options()}
         if self.devices == 1:
             return jax.jit(f, **how)
@@ -46,19 +46,17 @@ class Lanes:
         return jax.jit(mapped, in_shardings=places, out_shardings=self._spread, **how)
 
     def place(self, tree: Any) -> Any:
-        """Arrays of lanes (S, ...), each lane on its device."""
+        """Put arrays of lanes (S, ...) on the devices."""
         return jax.device_put(tree, self._spread if self.devices > 1 else None)
 
 
-def _count(wanted: int | str, seeds: int) -> int:
-    """How many devices `wanted` ("all" or a number) means for so many seeds."""
-    text, there = str(wanted), jax.local_device_count()
+def _count(devices: int | str, seeds: int) -> int:
+    """Return the number of devices to use for `seeds` seeds; `devices` is "all" or a number."""
+    there = jax.local_device_count()
     fitting = [n for n in range(1, there + 1) if seeds % n == 0]
-    if text == "all":
+    if devices == "all":
         return fitting[-1]
-    if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"devices is '{wanted}', but must be 'all' or a whole number from 1 on.")
-    count = int(text)
+    count = int(devices)
     if count > there:
         raise UsageError(
             f"devices is {count}, but JAX finds {there} here ({jax.default_backend()}); ask for "

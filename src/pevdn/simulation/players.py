@@ -55,7 +55,7 @@ class Actors:
     by_lane: Mapping[str, Array]  # settings that differ by lane, (S,)
 
     def begin(self, params: tuple[Parameters, ...], S: int, E: int) -> Memories:
-        """What agents remember before the first step, and −1 for their last actions."""
+        """Return the agents' initial memories, and −1 for their last actions."""
         kinds = list(zip(self.team.kinds, params, strict=True))
         memories = tuple(networks.of(p).initial_memory(p, S, len(k.members), E) for k, p in kinds)
         return memories, tuple(jnp.full((S, len(k.members), E), -1, jnp.int32) for k, _ in kinds)
@@ -68,7 +68,7 @@ class Actors:
         keys: Array,
         epsilon: Array,
     ) -> Memories:
-        """Every agent's next memory and ε-greedy action, from its own inputs; keys (S, E)."""
+        """Return each agent's next memory and ε-greedy action, from its own inputs; keys (S, E)."""
 
         def one(theta: Any, memory: Any, seen: Any, available: Any, last: Any, *rest: Any) -> Any:
             chance, epsilon, lane = rest
@@ -85,7 +85,7 @@ class Actors:
         return tuple(memory for memory, _ in acted), tuple(action for _, action in acted)
 
     def stored_reward(self, reward: Array) -> Array:
-        """What agents record of the team's reward (S, ...)."""
+        """Return the team's reward (S, ...) as agents store it."""
         return jax.vmap(lambda r, lane: self.program.vary(lane).stored_reward(r))(
             reward, self.by_lane
         )
@@ -101,7 +101,7 @@ class CompiledPlayer:
         self.world, self.actors, self.config = world, actors, config
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: the program holds no resources."""
 
     def compile(self, simulation: Any, jit: Jit) -> Run:
         """Compile a block of episodes by itself, for replay buffers outside the program."""
@@ -120,11 +120,11 @@ class CompiledPlayer:
     def play(
         self, params: tuple[Parameters, ...], keys: Array, epsilon: Array, record: bool
     ) -> Played:
-        """E episodes in each lane, for keys (S, E), until the last one has ended."""
+        """Play E episodes in each lane, with keys (S, E), until all have ended."""
         (S, E), T, actors = keys.shape, self.world.max_steps, self.actors
 
         def everywhere(f: Callable[..., Any]) -> Callable[..., Any]:
-            """Map over (S, E) as one axis: mapped once, a world compiles faster than twice."""
+            """Map over (S, E) as one axis: a world compiles faster mapped once than twice."""
 
             def mapped(*args: Any) -> Any:
                 flat = jax.tree.map(lambda x: x.reshape(S * E, *x.shape[2:]), args)
@@ -174,7 +174,7 @@ class CompiledPlayer:
         return Played(recording.as_episodes(recorded, length), length, total, won)
 
     def _inputs(self, step: Step) -> recording.Inputs:
-        """Observations and available actions by kind, (S, N, E, ...)."""
+        """Return observations and available actions by kind, (S, N, E, ...)."""
         by_kind = partial(self.actors.team.by_kind, axis=1)
         return by_kind(step.observations), by_kind(step.available)
 
@@ -182,7 +182,7 @@ class CompiledPlayer:
 class WorkerPlayer:
     """Plays an external world in worker processes; the compiled program only chooses actions."""
 
-    max_iterations = 1  # so that a world that fails leaves the state of the iteration before
+    max_iterations = 1  # so that a failing world leaves the state before the iteration
     name = "an external world"
 
     def __init__(
@@ -193,7 +193,7 @@ class WorkerPlayer:
         if world.max_workers is not None and options.workers > world.max_workers:
             raise UsageError(
                 f"workers is {options.workers}, but world '{world.name}' allows "
-                f"{world.max_workers} at most; ask for no more."
+                f"{world.max_workers} at most; lower it."
             )
         usual = min(config.seeds * config.block_size, WORKERS_PER_CORE * (os.cpu_count() or 1))
         self.workers = options.workers or min(usual, world.max_workers or usual)
@@ -252,10 +252,10 @@ class WorkerPlayer:
         active: np.ndarray,
         before: np.ndarray | None = None,
     ) -> Played:
-        """As `CompiledPlayer.play`, for keys (S, E), in the active lanes (S,).
+        """Do what `CompiledPlayer.play` does, with keys (S, E), in the active lanes (S,).
 
         `before` (S,) counts earlier training episodes; without it this is an evaluation, and
-        nothing is recorded. A worker that is free plays the next episode that nobody plays yet.
+        nothing is recorded. A free worker plays the next episode that has not begun.
         """
         (S, E), T, rows = keys.shape, self.world.max_steps, self.pool.rows
         recorder = EpisodeRecorder(self.world.agents, S * E, T, before is not None)
@@ -296,7 +296,7 @@ class WorkerPlayer:
     def _fault(
         self, what: str, episode: int, E: int, step: int, seed: int, before: np.ndarray | None
     ) -> WorldFault:
-        """One sentence: which world failed, how, and where."""
+        """Return an error that says which world failed, how, and where."""
         lane, number = divmod(episode, E)
         if before is not None:
             where = f"episode {before[lane] + number + 1}"
@@ -308,7 +308,7 @@ class WorkerPlayer:
         return WorldFault(f"world '{self.world.name}' {what}, {when} {where} (reset with {seed})")
 
     def _as_played(self, recorder: EpisodeRecorder, shape: tuple[int, int]) -> Played:
-        """Episodes as they are stored, by kind (S, N, E, T, ...); none if nothing was recorded."""
+        """Return episodes as stored, by kind (S, N, E, T, ...); none if nothing was recorded."""
         S, E = shape
 
         def turned(x: np.ndarray) -> Any:
@@ -316,7 +316,7 @@ class WorkerPlayer:
             return np.moveaxis(x.reshape(S, E, *x.shape[1:]), 3, 1)
 
         def for_each(x: np.ndarray, agents: int) -> np.ndarray:
-            """(M, T) to (M, T, N), the same for all."""
+            """(M, T) to (M, T, N), the same for all agents."""
             return np.repeat(x[..., None], agents, axis=-1)
 
         stored = self.actors.stored_reward(recorder.rewards.reshape(S, E, -1))  # type: ignore[arg-type]
@@ -339,12 +339,12 @@ class WorkerPlayer:
         return Played(tuple(episodes) if recorder.recording else (), length, total, won)
 
     def like_played(self, shape: tuple[int, int]) -> Played:
-        """An empty block, to compile for."""
+        """Return an empty block, to compile for."""
         M, T = shape[0] * shape[1], self.world.max_steps
         return self._as_played(EpisodeRecorder(self.world.agents, M, T, True), shape)
 
     def _columns(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Where the agents of a kind (N, size) are in an array of all of them."""
+        """Return, by kind, the columns (N, size) of its agents in an array of all agents."""
         starts = np.cumsum([0, *sizes])
         return [
             np.stack([np.arange(starts[i], starts[i + 1]) for i in kind.members])
@@ -354,7 +354,7 @@ class WorkerPlayer:
     # ---- the compiled steps -------------------------------------------------------------------
 
     def _compiled(self, params: tuple[Parameters, ...], keys: Any) -> tuple[Any, Any]:
-        """`_begin` and `_decide` for keys (S, E)."""
+        """Return `_begin` and `_decide`, compiled for keys (S, E)."""
         S, E = keys.shape
         if (S, E) not in self._programs:
             jit = partial(jax.jit, compiler_options=compiler_options())
@@ -370,7 +370,7 @@ class WorkerPlayer:
         return self._programs[S, E]
 
     def _begin(self, params: tuple[Parameters, ...], keys: Array) -> tuple[Array, Memories]:
-        """The seeds (S, E) of the world, and what agents remember before the first step."""
+        """Return the seeds (S, E) of the world, and the agents' initial memories."""
 
         def seed(key: Array) -> Array:
             return derive.world_seed(derive.of_reset(key, self.world.max_steps))
@@ -388,7 +388,7 @@ class WorkerPlayer:
         moving: Array,
         epsilon: Array,
     ) -> tuple[Array, Memories]:
-        """Actions (M, N) in the episodes that are moving, (M,); agents of others keep still."""
+        """Return actions (M, N), and memories that change where an episode is `moving` (M,)."""
         S, E = keys.shape
 
         def by_kind(x: Array, columns: list[np.ndarray]) -> tuple[Array, ...]:

@@ -1,13 +1,13 @@
 """The simulation: a whole team in one compiled program that plays, stores, exchanges and learns.
 
 Agents are an array axis here (one per kind, see `team`), and so are lanes: a *lane* is one
-independent training with its own world, agents and random numbers. `--seeds 8` is eight lanes of
-one program, and a search over settings that are numbers is a lane for each. Algorithm 1 is
-`Simulation.iterate`; every step of it is a named method.
+independent training with its own world, agents and random numbers. `--seeds 8` runs eight lanes of
+one program; a search over numeric settings runs one lane per variant and seed. Algorithm 1 is
+`Simulation.iterate`; each of its steps is a named method.
 
-A simulation is two choices: who plays (`players`: the program itself, or worker processes) and
-where episodes are kept (`replays`: on the device, or on the host). If both are inside the program,
-the whole loop is compiled; otherwise the host calls its compiled steps in the same order.
+A simulation combines two choices: who plays (`players`: the program itself, or worker processes)
+and where episodes are kept (`replays`: on the device, or on the host). If both are inside the
+program, the whole loop is compiled; otherwise the host calls its compiled steps in the same order.
 
 Shapes: S lanes, N agents (of one kind), E episodes of a block, U updates, T steps, B minibatch.
 Arrays of agents are (S, N, ...).
@@ -67,13 +67,13 @@ class Simulation(TeamUpdate):
         return isinstance(self.player, CompiledPlayer) and not self.replay.on_host
 
     def close(self) -> None:
-        """Give back what an external world holds."""
+        """Stop the workers of an external world."""
         self.player.close()
 
     # ---- begin, advance, evaluate -------------------------------------------------------------
 
     def start(self, origins: Array) -> State:
-        """A fresh team for each lane (S,), from a seed or a key of its own."""
+        """Return a fresh team for each lane (S,), from the lane's own seed or key."""
         s, (S,) = self.settings, origins.shape
         if not jnp.issubdtype(origins.dtype, jax.dtypes.prng_key):
             origins = jax.vmap(jax.random.key)(origins)
@@ -101,10 +101,10 @@ class Simulation(TeamUpdate):
         )
 
     def advance(self, state: State, until: Array, most: Array, limit: Array | int = MOST) -> State:
-        """Iterate each lane until it has made `until` environment steps, `most` times at most.
+        """Iterate each lane until it has made `until` environment steps, at most `most` times.
 
-        A lane that is there first waits unchanged, so that what a lane does depends on its own
-        seed alone, and calls of any length add up to the same run. No update is made that would
+        A lane that gets there first waits unchanged. So a lane depends on its own seed alone, and
+        the result does not depend on how a run is split into calls. No update is made that would
         take an episode's exposure above the lane's `limit` (S,); such a lane is exhausted.
         """
 
@@ -119,7 +119,7 @@ class Simulation(TeamUpdate):
         return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
     def compile(self, jit: Callable[..., Any]) -> Callable[..., State]:
-        """`advance`, compiled; the state that it is given is used up."""
+        """Return `advance`, compiled; a call takes over the memory of the state it is given."""
         if not self.compiled_whole:
             run, absorb = self.player.compile(self, jit), self.replay.compile(self, jit)
             return partial(self._advance_by_steps, run, absorb)
@@ -140,7 +140,7 @@ class Simulation(TeamUpdate):
         most: Array,
         limit: Array | int = MOST,
     ) -> State:
-        """As `advance`, with the iterations made by the host."""
+        """Do what `advance` does, with the loop on the host."""
         limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), state.key.shape)
         for _ in range(int(most)):
             active = self._active(state, until)
@@ -150,23 +150,23 @@ class Simulation(TeamUpdate):
         return state
 
     def like(self) -> State:
-        """The shapes and types of a state of this run."""
+        """Return the shapes and types of this run's state."""
         state: State = jax.eval_shape(self.start, like_origins(self.config))
         return state
 
     @property
     def parameters(self) -> int:
-        """Numbers that all agents of one lane learn."""
+        """The number of parameters of all agents of one lane."""
         return sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(self.like().params))
 
     def evaluate(self, params: tuple[Parameters, ...], keys: Array) -> Score:
-        """Greedy episodes for each lane, with keys (S,) that training never sees."""
+        """Score greedy episodes in each lane, with keys (S,) that training never uses."""
         keys = self.evaluation_episodes(keys)
         return self.player.play(params, keys, jnp.zeros(keys.shape[0]), record=False).score
 
     def evaluation_episodes(self, keys: Array) -> Array:
-        """Keys (S,) of an evaluation to those of its episodes (S, E)."""
-        return jax.vmap(lambda key: jax.random.split(key, self.settings.eval_episodes))(keys)
+        """Derive the keys of an evaluation's episodes (S, E) from its keys (S,)."""
+        return jax.vmap(partial(derive.of_episodes, episodes=self.settings.eval_episodes))(keys)
 
     def compile_evaluation(
         self, params: tuple[Parameters, ...], keys: Array, jit: Callable[..., Any]
@@ -198,17 +198,17 @@ class Simulation(TeamUpdate):
         return (state.env_steps < until) & (state.refused == 0) & ~state.exhausted
 
     def iterate(self, state: State, active: Array, limit: Array | int) -> State:
-        """RUN episodes, APPEND them, then the updates they call for; in the active lanes."""
+        """RUN a block of episodes, APPEND it and make the updates due, in the active lanes."""
         return self.absorb(state, *self.run_block(state), active, limit)
 
     def run_block(self, state: State) -> tuple[Played, Array, Array]:
-        """RUN a block of episodes; also the lanes' next keys, and the updates' keys (U, S, 4)."""
+        """RUN a block of episodes; also return the lanes' next keys, and the updates' (U, S, 4)."""
         next_key, episode_keys, update_keys, epsilon = self.draw(state.key, state.env_steps)
         played = self.player.play(state.params, episode_keys, epsilon, record=True)
         return played, next_key, update_keys
 
     def draw(self, keys: Array, env_steps: Array) -> tuple[Array, Array, Array, Array]:
-        """The lanes' next keys, keys of a block (S, E) and of its updates (U, S, 4), and ε (S,)."""
+        """Return next keys (S,), keys of episodes (S, E) and updates (U, S, 4), and ε (S,)."""
         block = partial(
             derive.of_block, episodes=self.config.block_size, updates=self.config.updates_due
         )
@@ -253,8 +253,8 @@ class Simulation(TeamUpdate):
     def _due(
         self, state: State, keys: Array, active: Array, limit: Array | int
     ) -> tuple[State, Array]:
-        """Which lanes (S,) make the update that is due; a lane may turn out to be exhausted."""
-        coin = jax.vmap(jax.random.uniform)(keys[:, derive.COIN])  # public: an update shows
+        """Return which lanes (S,) make the next update; mark those whose budget is exhausted."""
+        coin = jax.vmap(jax.random.uniform)(keys[:, derive.COIN])  # public: updates can be observed
         ready = active & (state.refused == 0)
         ready &= schedule.update_is_due(state.episodes, coin, self.config)
         if self.config.private:
@@ -266,7 +266,7 @@ class Simulation(TeamUpdate):
     def plan(
         self, state: State, lengths: Array, keys: Array, active: Array, limit: Array
     ) -> tuple[State, Array, Array, Array]:
-        """CHOOSE: which lanes are ready, their slots in parts, and how many parts."""
+        """CHOOSE: return which lanes are ready, their slots in parts, and the number of parts."""
         state, ready = self._due(state, keys, active, limit)
         return state, ready, *self._in_parts(self.sample(state, keys), lengths)
 

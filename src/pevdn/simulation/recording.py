@@ -1,4 +1,4 @@
-"""Recording episodes inside a compiled program: time first while writing, episodes first when kept.
+"""Record episodes inside a compiled program: time is the first axis while writing.
 
 Shapes: T steps, S lanes, N agents of one kind, E episodes side by side.
 """
@@ -15,7 +15,7 @@ Inputs = tuple[tuple[Array, ...], tuple[Array, ...]]  # observations and availab
 
 
 def blank(team: TeamLayout, T: int, S: int, E: int) -> tuple[Episode, ...]:
-    """Room for a recording, by kind: (T + 1, S, N, E, ...)."""
+    """Return an empty recording, by kind: (T + 1, S, N, E, ...)."""
     recordings = []
     for kind in team.kinds:
         where = (S, len(kind.members), E)
@@ -70,7 +70,7 @@ def write(
 
 
 def as_episodes(recordings: tuple[Episode, ...], length: Array) -> tuple[Episode, ...]:
-    """(T, S, N, E, ...) as recorded to (S, N, E, T, ...) as stored; `length` is (S, E)."""
+    """Transpose recordings (T, S, N, E, ...) to (S, N, E, T, ...) as stored; `length` is (S, E)."""
 
     def stored(recording: Episode) -> Episode:
         every = jnp.broadcast_to(length[:, None], recording.length.shape)

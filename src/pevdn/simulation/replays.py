@@ -1,11 +1,11 @@
 """Where episodes are kept: on the device, inside the state, or packed in the memory of the host.
 
 `DeviceReplay` is part of the compiled program. `HostReplay` serves large teams, whose dense
-buffers fit into no device: the host packs what was played, one `PackedReplay` per agent, and hands
-the episodes of a minibatch back part by part. All mathematics stays in the compiled steps of
-`Simulation`. `verification.dataflow` analyses the program with `DeviceReplay`; the host's lines are
-outside of it. They move an agent's episodes to its own replay and from there into its own row of a
-minibatch, and read nothing of them but their lengths, which are public.
+buffers fit no device: the host packs what was played, one `PackedReplay` per agent, and returns the
+episodes of a minibatch part by part. All mathematics stays in the compiled steps of `Simulation`.
+`verification.dataflow` analyses the program with `DeviceReplay`, which does not include the host's
+code here. That code moves an agent's episodes to its own replay, and from there into its own row of
+a minibatch; it reads only their lengths, which are public.
 
 Shapes: S lanes, N agents of one kind, E episodes, B slots of a part, T steps.
 """
@@ -62,17 +62,17 @@ class DeviceReplay:
         return state._replace(replays=tuple(stored))
 
     def lengths(self, state: State) -> Array:
-        """Of the stored episodes (S, buffer_size + 1); they are the same for every agent."""
+        """Return the stored episodes' lengths (S, buffer_size + 1), the same for every agent."""
         return state.replays[0].length[:, 0]
 
     def fetch(self, state: State, slots: Array, steps: int) -> tuple[Episode, ...]:
-        """The first `steps` steps of the episodes in slots (S, B), by kind (S, N, T, B, ...)."""
+        """Return the first `steps` steps of episodes (S, B), by kind (S, N, T, B, ...)."""
         return tuple(
             each_agent(partial(replay.fetch, steps=steps), 1)(rows, slots) for rows in state.replays
         )
 
     def compile(self, simulation: Simulation, jit: Jit) -> Absorb:
-        """Compile all that follows a block of episodes which an external world played."""
+        """Compile everything that follows a block of episodes played in an external world."""
         state = simulation.like()
         next_key, keys, update_keys, _ = jax.eval_shape(simulation.draw, state.key, state.env_steps)
         played = simulation.player.like_played(keys.shape)
@@ -113,7 +113,7 @@ class HostReplay:
         return ()
 
     def store(self, state: State, episodes: tuple[Episode, ...], slots: Array) -> State:
-        """Nothing is stored inside the program."""
+        """Leave the state unchanged: the host stores the episodes (`_pack`)."""
         return state
 
     def compile(self, simulation: Simulation, jit: Jit) -> Absorb:
@@ -124,7 +124,7 @@ class HostReplay:
 
         state = simulation.like()
         lanes = state.key.shape
-        next_key, blocks, _, _ = jax.eval_shape(simulation.draw, state.key, state.env_steps)
+        next_key, blocks, updates, _ = jax.eval_shape(simulation.draw, state.key, state.env_steps)
         types = (jnp.int32, jnp.float32, bool)
         public: Any = [jax.ShapeDtypeStruct(blocks.shape, kind) for kind in types]
         counted = Played((), *public)
@@ -140,7 +140,7 @@ class HostReplay:
             jax.ShapeDtypeStruct((), jnp.int32),
             jax.ShapeDtypeStruct((*lanes, simulation.part), bool),
         )
-        keys = jax.eval_shape(lambda key: jax.vmap(lambda k: jax.random.split(k, 4))(key), next_key)
+        keys = jax.ShapeDtypeStruct(updates.shape[1:], updates.dtype)
         sums = jax.eval_shape(simulation.no_sums, state)
         self._shapes = {
             steps: self.team.shapes(
@@ -177,7 +177,7 @@ class HostReplay:
                     for number in range(int(parts)):
                         slots = chosen[:, number * simulation.part : (number + 1) * simulation.part]
                         longest = np.take_along_axis(lengths, slots, axis=1).max()
-                        steps = next(steps for steps in simulation.horizons if steps >= longest)
+                        steps = minibatch.horizon_for(longest, simulation.horizons)
                         batches, padding = self._unpack(slots, steps), slots == self.size
                         jax.block_until_ready(sums)  # no more than two parts in memory
                         sums = add[steps](
@@ -197,7 +197,7 @@ class HostReplay:
                     rows.store(slot, Episode(*(x[lane, n, e] for x in played[k])))
 
     def _unpack(self, slots: np.ndarray, steps: int) -> tuple[Episode, ...]:
-        """The episodes in the slots (S, B), by kind (S, N, T, B, ...)."""
+        """Return the episodes in slots (S, B), by kind (S, N, T, B, ...)."""
         batches = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._shapes[steps])
         for (k, lane, n), rows in self.rows.items():
             rows.fetch(slots[lane], Episode(*(x[lane, n] for x in batches[k])))

@@ -22,7 +22,7 @@ Sums = tuple[tuple[Parameters, ...], Array]  # of gradients by kind, and the lar
 
 
 class State(NamedTuple):
-    """Everything a run is, between two iterations. Counters are (S,)."""
+    """The whole state of a run between two iterations. Counters are (S,)."""
 
     learners: tuple[Learner, ...]  # by kind, (S, N, ...)
     replays: tuple[Episode, ...]  # by kind, (S, N, buffer_size + 1, ...); empty if on the host
@@ -31,7 +31,7 @@ class State(NamedTuple):
     episodes: Array
     updates: Array
     stored_at: Array  # (S, buffer_size) updates made when a slot was written
-    exposure: Array  # the most updates that any one episode was in the buffer for
+    exposure: Array  # the most updates made while any one episode was in the buffer
     exhausted: Array  # bool: an update was due that the privacy budget does not cover
     refused: Array  # the largest message that did not fit, 0 as long as all did
     anchored: Array  # bool: an anchor exists
@@ -67,7 +67,7 @@ def each_agent(f: Callable[..., Any], *shared: int) -> Callable[..., Any]:
 
 
 def where_lane(condition: Array, new: Any, old: Any) -> Any:
-    """`new` in the lanes where the condition (S,) holds, `old` in the others."""
+    """Return `new` in the lanes where the condition (S,) holds, `old` in the others."""
 
     def choose(a: Array, b: Array) -> Array:
         return jnp.where(condition.reshape(-1, *([1] * (a.ndim - 1))), a, b)

@@ -56,7 +56,7 @@ class TeamLayout:
         return tuple(found[i] for i in range(len(self)))
 
     def shapes(self, of_agent: Callable[[AgentSpec], Any], *before: int) -> tuple[Any, ...]:
-        """For each kind the shapes of one agent's arrays with the axes (*before, N) in front."""
+        """Return, by kind, the shapes of one agent's arrays with leading axes (*before, N)."""
 
         def of_kind(kind: Kind) -> Any:
             axes = (*before, len(kind.members))

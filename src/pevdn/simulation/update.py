@@ -36,7 +36,7 @@ from pevdn.worlds.interface import AgentSpec
 
 
 def exchange_for(config: Config, n_agents: int) -> Exchange | None:
-    """The exchange of the algorithm; None for the central node, which exchanges nothing.
+    """Return the exchange of the algorithm; None for the central node, which exchanges nothing.
 
     With DP a message that does not fit saturates: stopping would reveal private data.
     """
@@ -53,8 +53,8 @@ def exchange_for(config: Config, n_agents: int) -> Exchange | None:
 class TeamUpdate:
     """How a team learns from its stored episodes.
 
-    `lane_settings`, one mapping for each of the configuration's seeds, gives lanes settings of
-    their own: numbers that no shape depends on (`agent.program.BY_LANE`).
+    `lane_settings`, one mapping per seed of the configuration, overrides settings by lane; only
+    numbers that no shape depends on may differ (`agent.program.BY_LANE`).
     """
 
     replay: Any  # where episodes are kept: `replays.DeviceReplay` or `HostReplay`
@@ -86,7 +86,7 @@ class TeamUpdate:
         return self._improve(state, *self.gradients(state, keys), ready)
 
     def gradients(self, state: State, keys: Array) -> tuple[tuple[Parameters, ...], Array]:
-        """Every agent's released gradient (S, N, ...), and the largest refused message (S,)."""
+        """Return the released gradients (S, N, ...) and the largest refused message (S,)."""
         slots = self.sample(state, keys)
         total, refused = self.sum_minibatch(state, slots, keys)
         return self._release(total, keys), refused
@@ -103,12 +103,12 @@ class TeamUpdate:
         lengths, P = self.replay.lengths(state), self.part
         slots, parts = self._in_parts(slots, lengths)
 
-        def learn(slots: Array, part: Array, steps: int) -> Sums:
+        def sum_part(slots: Array, part: Array, steps: int) -> Sums:
             batches = self.replay.fetch(state, slots, steps)
             padding = slots == self.settings.buffer_size
             return self._sum_part(state.learners, batches, padding, keys, part)
 
-        horizons = [partial(learn, steps=steps) for steps in self.horizons]
+        horizons = [partial(sum_part, steps=steps) for steps in self.horizons]
 
         def add(carry: tuple[Array, Sums]) -> tuple[Array, Sums]:
             part, sums = carry
@@ -126,7 +126,7 @@ class TeamUpdate:
         return minibatch.in_parts(slots, lengths, self.horizons, self.part, private)
 
     def no_sums(self, state: State) -> Sums:
-        """The sums over no episodes, with no message refused."""
+        """Return the sums over no episodes, with no message refused."""
         return self.release.zeros(state.params), jnp.zeros(state.key.shape)
 
     def _sum_part(
@@ -186,7 +186,7 @@ class TeamUpdate:
         )
 
     def _release(self, total: tuple[Parameters, ...], keys: Array) -> tuple[Parameters, ...]:
-        """From the sums over a minibatch to what agents learn from; if private, with noise."""
+        """Turn sums over a minibatch into the gradients to learn from; if private, add noise."""
 
         def mean(key: Array, total: Parameters, lane: Mapping[str, Any]) -> Parameters:
             release = self.program.vary(lane).release
@@ -223,7 +223,7 @@ class TeamUpdate:
         return state._replace(exposure=jnp.maximum(state.exposure, self._exposed(state)))
 
     def _exposed(self, state: State) -> Array:
-        """Updates made (S,) since the oldest episode now in the buffer was stored."""
+        """Return the updates made (S,) since the oldest episode in the buffer was stored."""
         exposure = partial(schedule.exposure, buffer_size=self.settings.buffer_size)
         return jax.vmap(exposure)(state.updates, state.episodes, state.stored_at)
 
@@ -238,7 +238,7 @@ class TeamUpdate:
         keys: Array,
         part: Array,
     ) -> Sums:
-        """The sums with one more part of the minibatch."""
+        """Return the sums with one more part of the minibatch added."""
         return _add(sums, self._sum_part(learners, batches, padding, keys, part))
 
     def finish(self, state: State, sums: Sums, keys: Array, ready: Array) -> State:
@@ -248,12 +248,12 @@ class TeamUpdate:
 
 
 def _add(sums: Sums, more: Sums) -> Sums:
-    """Sums of both, and the larger refused message."""
+    """Add two sums; keep the larger refused message."""
     return jax.tree.map(jnp.add, sums[0], more[0]), jnp.maximum(sums[1], more[1])
 
 
 def _by_lane(lane_settings: Sequence[Mapping[str, float]], config: Config) -> dict[str, Array]:
-    """Settings that differ by lane, as arrays (S,)."""
+    """Return the settings that differ by lane, as arrays (S,)."""
     names = {name for own in lane_settings for name in own}
     assert names <= set(BY_LANE), f"{names} must be in BY_LANE"
     assert not lane_settings or len(lane_settings) == config.seeds

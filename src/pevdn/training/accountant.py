@@ -17,10 +17,9 @@ import numpy as np
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.config.settings import MOST
 from pevdn.errors import WorldFault
-from pevdn.privacy import accounting, planner, randomness
+from pevdn.privacy import planner, randomness
 from pevdn.privacy.accounting import Spent
 from pevdn.privacy.ledger import FILE, Chunk, Ledger, digest
-from pevdn.privacy.planner import Plan
 from pevdn.simulation.program import Simulation
 from pevdn.simulation.state import State
 
@@ -40,17 +39,12 @@ class Accountant:
 
     def open(self, fresh: bool) -> None:
         """Read the ledger of the run; begin one only in a `fresh` run that never reserved."""
-        run = fingerprint(self.config)
         if not fresh or Ledger.begun(self.path):
-            self.ledger = Ledger.read(self.path, run)
+            self.ledger = Ledger.read(self.path, fingerprint(self.config))
             return
-        simulation, agents = self._simulation, len(self._simulation.team)
-        plan = Plan.of(self.config, agents)
-        accounting.check_size(simulation.parameters, plan.exposure)
-        relation = self.config.settings.relation
-        mechanism = simulation.release.accounted(agents, self.config.delta, relation)
-        facts = (mechanism, self.config.seeds, plan.exposure, self._affordable)
-        self.ledger = Ledger.begin(self.path, run, *facts, randomness.source(self.config))
+        sim = self._simulation
+        facts = (self.config, sim.release, len(sim.team), sim.parameters)
+        self.ledger = planner.begin_ledger(self.path, *facts)
 
     def go_on(self, line: int, check: str, new_noise: bool, note: Callable[[str], None]) -> None:
         """Continue at the position of the restored state; `new_noise` gives up lost updates."""

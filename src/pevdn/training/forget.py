@@ -36,7 +36,7 @@ def forget(run: Run | str | Path) -> Forgotten:
     config = run.config
     if not (run.path / "checkpoints").exists() and any(run.path.glob("snapshot-*")):
         raise UsageError(
-            f"{run.path} is the data of a party, and peers may still need its last round; once all "
+            f"{run.path} is the data of a party, and peers may still need its last step; once all "
             "members have finished, delete its episodes-*.bin, journal-*.jsonl and secret."
         )
     if not run.finished:

@@ -322,7 +322,7 @@ class _Training:
                 )
 
     def _advance(self, until: int, iterations: int) -> int:
-        """Make this many iterations, or those of a lost chunk; return how many it were."""
+        """Make this many iterations, or repeat a lost chunk; return the number made."""
         iterations = min(iterations, self.simulation.player.max_iterations or iterations)
         accountant = self.accountant
         if accountant is None:

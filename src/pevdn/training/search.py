@@ -1,8 +1,8 @@
 """Compare settings in one compiled program: every variant and every seed is a lane.
 
-For simulator episodes, which belong to nobody. A search on private episodes has to be paid for
-(docs/privacy.md, `pevdn.privacy.search`), and this function pays for nothing: it keeps no ledger,
-and its noise comes from the seeds.
+Use it on simulated episodes only. A search on private episodes costs privacy (docs/privacy.md,
+`pevdn.privacy.search`), which this module does not account for: it keeps no ledger, and its noise
+derives from the seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pevdn.training import metrics
 from pevdn.training import world as environment
 from pevdn.training.evaluator import Evaluator
 from pevdn.training.progress import Moment, Reporter, Silent
-from pevdn.training.summary import confidence, final_mean, released
+from pevdn.training.summary import column, confidence, final_mean, released
 from pevdn.worlds.external import require_jax
 
 FILE = "search.jsonl"
@@ -82,7 +82,7 @@ def search(
 
 
 def table(lines: Sequence[metrics.Line]) -> list[dict[str, Any]]:
-    """One row per variant, best first: its changes, and the final win rate over its seeds.
+    """Return a row per variant, best first: its changes, and the final win rate over its seeds.
 
     The win rate is that of the model that would be released, with the half-width of its 95 %
     confidence interval.
@@ -90,8 +90,7 @@ def table(lines: Sequence[metrics.Line]) -> list[dict[str, Any]]:
     rows = []
     for number in sorted({line["variant"] for line in lines}):
         own = [line for line in lines if line["variant"] == number]
-        model = released(own[-1])
-        name = "win_rate" + (f"_{model}" if model else "")
+        name = column("win_rate", released(own[-1]))
         final = [
             final_mean([x["env_steps"] for x in of_seed], [x[name] for x in of_seed]) or 0.0
             for of_seed in metrics.by_seed(own).values()
@@ -112,7 +111,7 @@ def _configs(
     preset: str | None,
     settings: Mapping[str, Any],
 ) -> list[Config]:
-    """The checked configuration of every variant."""
+    """Return the checked configuration of every variant."""
     if not variants:
         raise UsageError("variants is empty; give at least one, {} for the settings as they are.")
     for name in (name for variant in variants for name in variant):
@@ -127,7 +126,7 @@ def _configs(
 
 
 def _for_all_lanes(configs: Sequence[Config], seeds: int) -> Config:
-    """The configuration of the whole program, with a lane for every variant and seed."""
+    """Return the configuration of the whole program: a lane for every variant and seed."""
     average = max(config.settings.average_decay for config in configs)  # evaluated if any has one
     first = configs[0]
     settings = dataclasses.replace(first.settings, average_decay=average, randomness="seed")
@@ -137,7 +136,7 @@ def _for_all_lanes(configs: Sequence[Config], seeds: int) -> Config:
 def _lane_settings(
     variants: Sequence[Mapping[str, Any]], configs: Sequence[Config], seeds: int
 ) -> list[dict[str, float]]:
-    """The settings of every lane: all that differ between variants, as checked numbers."""
+    """Return the settings that differ between variants, by lane, as checked numbers."""
     names = sorted({"average_decay", *(name for variant in variants for name in variant)})
     own = [{name: getattr(config.settings, name) for name in names} for config in configs]
     return [settings for settings in own for _ in range(seeds)]

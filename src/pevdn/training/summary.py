@@ -112,7 +112,7 @@ def summarise(
         "updates": sum(line["updates"] for line in last),
     }
     for model in filter(None, MODELS):
-        name = f"win_rate_{model}"
+        name = column("win_rate", model)
         if name not in last[0]:
             continue
         known = [v for lines in seeds.values() if (v := _final_of(lines, name)) is not None]

@@ -50,6 +50,7 @@ from pevdn.simulation.state import State, each_agent
 from pevdn.simulation.team import TeamLayout
 from pevdn.training.progress import Reporter, Silent
 from pevdn.worlds.base import World
+from pevdn.worlds.toy import Coordination
 
 CONFIDENCE = 0.95
 REWARD = 1e4  # of the canary: large enough to dominate the team error for any Q-values
@@ -218,7 +219,6 @@ def world_for(env: str, agents: int | None = None) -> World:
 
     No episode is played in it: an audit needs the agents' shapes and the length of an episode.
     """
-    from pevdn.worlds.toy import Coordination
 
     if env == "toy:coordination":
         return Coordination(number("agents", 3 if agents is None else agents, int, 1, 100))

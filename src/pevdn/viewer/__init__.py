@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pevdn._platform import cache_compilations
 from pevdn.config.settings import MOST, number
 from pevdn.errors import UsageError
+from pevdn.policies.policy import as_run, load
+from pevdn.training import world as environment
 from pevdn.training.directory import Run
+from pevdn.viewer import drawing
 from pevdn.viewer.recording import Recording
 
 __all__ = ["Recording", "record_episode", "replay"]
@@ -38,7 +42,6 @@ def replay(
     The recording of a private run holds the team's `lane` instead of the seed, because the noise
     may follow from the seed.
     """
-    from pevdn.viewer import drawing
 
     path = None if out is None else drawing.checked(Path(out))
     recording = record_episode(
@@ -59,9 +62,6 @@ def record_episode(
     q_values: int | None = None,
 ) -> Recording:
     """Return the recording of one greedy episode of the team that `pevdn.load` returns."""
-    from pevdn._platform import cache_compilations
-    from pevdn.policies.policy import as_run, load
-    from pevdn.training import world as environment
     from pevdn.viewer import playing
 
     episode = number("episode", episode, int, 0, MOST)

@@ -33,7 +33,7 @@ class FrameSource(Protocol):
 
 def source_for(world: World | ExternalWorld, episode: int) -> FrameSource:
     """Return the frame source of evaluation episode number `episode`."""
-    key = jax.random.split(derive.of_evaluation(0, 2**31 - 1), episode + 1)[episode]
+    key = derive.of_episodes(derive.of_evaluation(0, derive.AFTER_TRAINING), episode + 1)[episode]
     if isinstance(world, ExternalWorld):
         return ExternalSource(world, key)
     return CompiledSource(world, key)

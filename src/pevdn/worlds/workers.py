@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from pevdn.errors import UsageError
+from pevdn.storage.signals import STOP
 from pevdn.worlds.base import AgentSpec, ExternalEnv, ExternalWorld
 from pevdn.worlds.external import problem_of
 
 IDLE, RESET, STEP = range(3)  # orders
 GRACE = 5.0  # seconds that a world has to close
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # for the parent alone, which then closes the pool
 AWAKE = 2e-3  # seconds that a process polls for its next turn before it sleeps
 STATUS = np.dtype(  # of one process
     [
@@ -242,7 +242,7 @@ def _reason(code: int | None) -> str:
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
     """Block signals in processes started here until they have set their handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:
         yield
     finally:
@@ -304,9 +304,9 @@ def _run(
 ) -> None:
     """Carry out one turn after the other until the pipe is closed."""
     os.setsid()  # Ctrl-C reaches neither this process nor its children
-    for number in SIGNALS:
+    for number in STOP:  # for the parent alone, which then closes the pool
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, children do not inherit it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
     os.dup2(2, 1)  # keep the parent's stdout free of a world's output
     threading.Thread(target=_die_with_parent, daemon=True).start()
     environments = _Environments(

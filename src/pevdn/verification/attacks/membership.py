@@ -35,6 +35,7 @@ from pevdn.agent.replay import Episode
 from pevdn.config import experiment as configuration
 from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError
+from pevdn.exchange.secret_shared import Code
 from pevdn.privacy import accounting, planner
 from pevdn.privacy.accounting import Mechanism
 from pevdn.privacy.planner import least_noise
@@ -141,10 +142,9 @@ def train(
         state = jax.block_until_ready(some_updates(state, jnp.int32(first), jnp.int32(count)))
     worst = float(np.max(state.refused))
     if worst > 0:
-        raise PevdnError(
-            f"a shadow team sent a message of size {worst:g}, which exceeds the range of precision="
-            f"{config.settings.precision} and modulus={config.settings.modulus}; lower --updates."
-        )
+        code = Code(config.settings.precision, config.settings.modulus)
+        what = f"a message of size {worst:g} of a shadow team"
+        raise PevdnError(f"{code.misfit(len(simulation.team), what)}; lower --updates.")
     errors = jax.jit(partial(_errors, simulation))(state.learners, candidates)
     return Errors(*(np.asarray(error, np.float64) for error in errors))
 

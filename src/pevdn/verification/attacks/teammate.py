@@ -168,10 +168,10 @@ def opened(key: Array, messages: Floats, code: Code) -> Floats:
     """Return the opened sum minus the attacker's own message, (E, T), for messages (N, E, T)."""
     result = _exchanged(key, messages.astype(np.float32), code)
     if result.refused > 0:
+        what = f"a message of size {float(result.refused):g}"
         raise PevdnError(
-            f"a message of size {float(result.refused):g} exceeds the range of precision="
-            f"{code.precision} and modulus={code.modulus} for {len(messages)} agents, and the run "
-            "would refuse it too; attack a run with a lower precision."
+            f"{code.misfit(len(messages), what)}, and the run would refuse it too; attack a run "
+            "with a lower precision."
         )
     return np.asarray(result.total[ATTACKER], np.float64) - messages[ATTACKER]
 
