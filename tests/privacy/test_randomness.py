@@ -167,8 +167,8 @@ def test_whoever_reads_about_a_run_reads_where_its_noise_came_from(from_os: Run)
 def test_a_run_with_a_seed_says_that_its_noise_can_be_taken_off(tmp_path: Path) -> None:
     run = train(tmp_path / "run", steps=40)
     assert run.summary["randomness"] == "seed"
-    assert "take it off" in run.summary["guarantee"]
-    assert "take it off" in cli("ledger", run.path).out.replace("\n", " ")
+    assert "subtract it" in run.summary["guarantee"]
+    assert "subtract it" in cli("ledger", run.path).out.replace("\n", " ")
 
 
 def test_what_a_kill_lost_is_repeated_with_the_same_noise(

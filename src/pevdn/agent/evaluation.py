@@ -28,6 +28,11 @@ def candidate(s: Settings) -> str:
     return "average" if s.average_decay else "params"
 
 
+def beats(win_rate: Any, threshold: Any) -> Any:
+    """Return whether an evaluation of the candidate sets a new anchor and threshold."""
+    return win_rate > threshold
+
+
 def key_number(evaluation: int, model: str) -> int:
     """Return the number of an evaluation's key (`keys.of_evaluation`), one per model."""
     return len(MODELS) * evaluation + MODELS.index(model)

@@ -47,7 +47,7 @@ class Config:
     @property
     def sampling_rate(self) -> float:
         """q = expected batch size / buffer size."""
-        return self.settings.expected_batch_size / self.settings.buffer_size
+        return sampling_rate(self.settings.expected_batch_size, self.settings.buffer_size)
 
     @property
     def delta(self) -> float:
@@ -74,6 +74,11 @@ class Config:
     def identity(self) -> str:
         """A short hash; `load` replaces it where an earlier version hashed other things."""
         return _hash(dataclasses.asdict(self))
+
+
+def sampling_rate(batch_size: int, buffer_size: int) -> float:
+    """Return q, the probability that a stored episode is in a Poisson sample."""
+    return batch_size / buffer_size
 
 
 def updates_due(parallel_episodes: int, update_every: int) -> int:

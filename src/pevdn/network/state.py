@@ -166,7 +166,8 @@ class PartyState:
         """Note the score of one model; after the last one write the metrics."""
         progress, s = self.progress, self.config.settings
         model = progress.models(self.config)[len(progress.scores)]
-        if s.anchor and model == evaluation.candidate(s) and score.win_rate > progress.threshold:
+        candidate = s.anchor and model == evaluation.candidate(s)
+        if candidate and evaluation.beats(score.win_rate, progress.threshold):
             # Without an average, `average` follows the parameters.
             self.learner = self.learner._replace(anchor=self.learner.average)
             progress = replace(progress, anchored=True, threshold=score.win_rate)

@@ -33,7 +33,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from pevdn.config.experiment import Config
+from pevdn.config.experiment import Config, sampling_rate
 from pevdn.config.settings import Settings, is_zero
 from pevdn.exchange import sampling
 from pevdn.privacy import gaussian
@@ -116,7 +116,7 @@ class SubsampledGaussian:
         """Return the release of these settings; lanes share the `spread` of the smallest noise."""
         batch, noise = s.expected_batch_size, s.noise_multiplier
         k = spread_for(noise if smallest_noise is None else smallest_noise, batch)
-        return cls(s.clip_norm, noise, batch, batch / s.buffer_size, k)
+        return cls(s.clip_norm, noise, batch, sampling_rate(batch, s.buffer_size), k)
 
     def accounted(self, n_agents: int, delta: float, relation: str) -> Mechanism:
         """Return what the accountant counts for one update of a team."""

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pevdn.agent import evaluation, schedule
 from pevdn.agent import keys as derive
-from pevdn.agent import schedule
 from pevdn.agent.evaluation import Score
 from pevdn.agent.networks import Parameters
 from pevdn.config.experiment import Config
@@ -181,7 +181,7 @@ class Simulation(TeamUpdate):
 
         Without averaging, the average is the parameters themselves.
         """
-        better = win_rate > state.threshold
+        better = evaluation.beats(win_rate, state.threshold)
         learners = tuple(
             learner._replace(anchor=where_lane(better, learner.average, learner.anchor))
             for learner in state.learners
