@@ -51,7 +51,7 @@ class NumpyPolicy:
                 self.arrays, self.memory, observation, self.last_action
             )
         else:
-            groups = json.loads(self.facts["entities"])
+            groups = json.loads(self.facts.get("entities") or self.facts["things"])  # its old name
             self.q_values = entities(self.arrays, groups, observation)
         values = self.q_values
         if available is not None:

@@ -19,6 +19,7 @@ def test_no_agent_function_knows_of_a_team(name):
     source = inspect.getsource(module)
     for package in FORBIDDEN:
         assert package not in source
+    assert "pevdn.worlds" not in source.replace("pevdn.worlds.interface", "")
     if name == "pevdn.agent.keys":  # it derives the keys of all agents, and sees no data
         return
     for function_name, function in inspect.getmembers(module, inspect.isfunction):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.stats import chisquare
 
 from pevdn.exchange import sampling
@@ -40,3 +41,11 @@ def test_poisson_takes_each_filled_slot_independently_at_the_rate():
     assert np.abs(z).max() < 5.5
     pairs = np.corrcoef(sampled[:, :60].T) - np.eye(60)
     assert np.abs(pairs).max() * np.sqrt(20_000) < 5.5  # 1770 pairs: error rate below 1e-4
+
+
+@pytest.mark.parametrize("rate", [0.7, 1 / 3, 2.0**-32, 1.0])
+def test_no_episode_is_sampled_more_often_than_is_accounted_for(rate):
+    """Of the 2³² words, those that sample an episode are at most q · 2³²."""
+    largest = int(np.floor(rate * 2**32))
+    edge = jnp.array([max(0, largest - 1), min(largest, 2**32 - 1)], jnp.uint32)
+    assert sampling.poisson(edge, 2, rate).tolist() == ([0, 2] if rate < 1 else [0, 1])

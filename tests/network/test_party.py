@@ -36,7 +36,9 @@ from pevdn.simulation.program import Simulation
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
-def test_after_a_hundred_rounds_every_party_is_where_the_simulationis_exactly(heard: Heard) -> None:
+def test_after_a_hundred_steps_every_party_is_where_the_simulation_is_exactly(
+    heard: Heard,
+) -> None:
     config = heard.team.config
     simulation = Simulation(worlds.make(config.env), config)
     state = jax.jit(simulation.start)(jnp.array([config.seed]))

@@ -118,3 +118,12 @@ def test_an_unknown_member_is_named(agreed: Roster) -> None:
         agreed.member("alise")
     with pytest.raises(UsageError, match="unknown party 'world'"):
         agreed.index("world")
+
+
+def test_a_roster_of_an_earlier_version_is_named_as_such(team: Path) -> None:
+    roster = team / "team.toml" if team.is_dir() else team
+    text = roster.read_text().replace("[settings]\n", '[settings]\nbuffer = "device"\n')
+    assert "buffer" in text
+    roster.write_text(text)
+    with pytest.raises(UsageError, match=r"earlier version of pevdn \(it sets buffer\)"):
+        roster_file.read(roster)

@@ -94,3 +94,16 @@ def test_lanes_without_noise_and_with_noise_share_a_program():
     ours, theirs = params(together, 0), params(alone, 0)
     assert np.linalg.norm(ours - theirs) < 1e-3 * np.linalg.norm(theirs)
     assert np.linalg.norm(params(together, 1) - theirs) > 0.01 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("setting", ["noise_multiplier", "clip_norm"])
+def test_lanes_of_an_algorithm_without_privacy_ignore_settings_of_privacy(setting):
+    base = {**SETTINGS, "network": "recurrent"}
+    state = trained("pe-vdn-b", 2, base, [{setting: 0.5}, {setting: 2.0}])
+    assert np.array_equal(params(state, 0), params(state, 1))
+    assert np.allclose(params(state, 0), params(trained("pe-vdn-b", 1, base), 0), rtol=1e-4)
+
+
+def test_lanes_may_all_be_without_noise():
+    base = {**SETTINGS, "network": "recurrent"}
+    trained("pe-vdn-c", 2, base, [{"noise_multiplier": 0.0}, {"noise_multiplier": 0.0}])

@@ -80,7 +80,11 @@ def compiled_once() -> Iterator[None]:
         patch.setattr(owner, name, call)
 
     once(DeviceReplay, "compile", lambda self, simulation, jit: (simulation.config, None))
-    once(WorkerPlayer, "_compiled", lambda self, params, keys: (self.config, keys.shape))
+    once(
+        WorkerPlayer,
+        "_compiled",
+        lambda self, params, keys: (self.config, (keys.shape, str(keys.dtype))),
+    )
     yield
     patch.undo()
 
@@ -278,3 +282,11 @@ def test_the_command_line_takes_workers() -> None:
     assert said.code == 2
     said = cli("train", "pe-vdn-b", "--env", "toy:two-step", "--workers", "-1")
     assert said.sentence == "pevdn: workers is -1, but must be at least 0."
+
+
+def test_a_private_training_and_its_evaluations_may_play_as_many_episodes(tmp_path: Path) -> None:
+    """With a secret their keys are of different generators: one program cannot serve both."""
+    block = {"parallel_episodes": 8, "update_every": 4, "eval_episodes": 8, "steps": 40}
+    made = train("pe-vdn-c", tiny.COORDINATION, tmp_path / "run", randomness="os", **block)
+    assert made.config.block_size == made.config.settings.eval_episodes
+    assert made.finished

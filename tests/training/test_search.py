@@ -55,3 +55,8 @@ def test_the_table_has_the_best_variant_first_and_the_plan_of_a_private_one() ->
 def test_a_variant_that_cannot_be_a_lane_is_refused(variants: list, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         pevdn.search("pe-vdn-b", variants, "toy:two-step", steps=40)
+
+
+def test_a_search_keeps_no_budget_and_says_so() -> None:
+    with pytest.raises(UsageError, match="epsilon_budget is 2, but a search keeps no ledger"):
+        pevdn.search("pe-vdn-c", [{}], "toy:two-step", steps=40, epsilon_budget=2)

@@ -65,7 +65,7 @@ class AgentProgram:
         """Return this program with the settings of one lane, which may be traced numbers."""
         if not lane:
             return self
-        own = {k: v for k, v in lane.items() if k in ("clip_norm", "noise_multiplier")}
+        own = {k: v for k, v in lane.items() if hasattr(self.release, k)}
         release = dataclasses.replace(self.release, **own) if own else self.release
         return AgentProgram(dataclasses.replace(self.settings, **lane), release)
 

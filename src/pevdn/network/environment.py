@@ -28,7 +28,7 @@ class Observation(NamedTuple):
     observations: np.ndarray  # (E, O) float32
     available: np.ndarray  # (E, A) bool
     rewards: np.ndarray  # (E,) float32, the team's; 0 before the first action
-    flags: np.ndarray  # (E,) uint8: active before this step, ended, truncated, won
+    flags: np.ndarray  # (E,) uint8: active before this step, ended; WON counts with ENDED only
     over: bool  # all E episodes have ended
 
 

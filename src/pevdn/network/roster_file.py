@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from pevdn.config import experiment as configuration
+from pevdn.config.settings import OLD_NAMES
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.network.roster import (
     PATIENCE,
@@ -71,6 +72,11 @@ def _parse(path: Path, values: dict[str, Any]) -> Roster:
     rehearsal = _typed("rehearsal", values.get("rehearsal", False), bool)
     patience = seconds(values.get("patience", PATIENCE))
     settings = _typed("settings", values.get("settings", {}), dict)
+    if old := [name for name in settings if name in OLD_NAMES]:
+        raise UsageError(
+            f"{path} was made by an earlier version of pevdn (it sets {old[0]}); finish that team "
+            "with that version, or make a new one with `pevdn keys`."
+        )
     config = configuration.make(
         algorithm, env, values["steps"], seed=values.get("seed", 0), settings=settings
     )

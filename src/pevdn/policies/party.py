@@ -45,6 +45,7 @@ def agent_parameters(folder: Path, model: str, spec: AgentSpec | None) -> tuple[
             "spec of its body."
         )
     learner = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
-    anchored = np.asarray(facts["progress"]["anchored"], bool)
+    counters = facts.get("progress") or facts["course"]  # its name in earlier versions
+    anchored = np.asarray(counters["anchored"], bool)
     (params,) = select_model(model, [learner], anchored, config.settings, folder)
     return params, facts["agent"]

@@ -23,6 +23,7 @@ from pevdn.config.experiment import (
     default_delta,
     fingerprint,
     quarter,
+    sampling_rate,
     updates_due,
 )
 from pevdn.errors import UsageError, unknown
@@ -105,7 +106,7 @@ class Plan:
 
     @property
     def mechanism(self) -> Mechanism:
-        rate = self.batch_size / self.buffer_size
+        rate = sampling_rate(self.batch_size, self.buffer_size)
         return Mechanism(rate, self.noise_multiplier, self.agents, self.delta, self.relation)
 
     @property

@@ -200,7 +200,7 @@ class WorkerPlayer:
         self._timeout = options.world_timeout
         self._observed = self._columns([spec.observation_size for spec in world.agents])
         self._offered = self._columns([spec.n_actions for spec in world.agents])
-        self._programs: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._programs: dict[tuple[int, int, str], tuple[Any, Any]] = {}
 
     @cached_property
     def pool(self) -> WorkerPool:
@@ -356,18 +356,19 @@ class WorkerPlayer:
     def _compiled(self, params: tuple[Parameters, ...], keys: Any) -> tuple[Any, Any]:
         """Return `_begin` and `_decide`, compiled for keys (S, E)."""
         S, E = keys.shape
-        if (S, E) not in self._programs:
+        which = S, E, str(keys.dtype)  # training and evaluation may have other generators
+        if which not in self._programs:
             jit = partial(jax.jit, compiler_options=compiler_options())
             empty = EpisodeRecorder(self.world.agents, S * E, 0, False)
             _, memories = jax.eval_shape(self._begin, params, keys)
             epsilon = jax.ShapeDtypeStruct((S,), jnp.float32)
             moving = np.zeros(S * E, bool)
             given = (memories, empty.seen, empty.open, keys, empty.t, moving, epsilon)
-            self._programs[S, E] = (
+            self._programs[which] = (
                 jit(self._begin).lower(params, keys).compile(),
                 jit(self._decide).lower(params, *given).compile(),
             )
-        return self._programs[S, E]
+        return self._programs[which]
 
     def _begin(self, params: tuple[Parameters, ...], keys: Array) -> tuple[Array, Memories]:
         """Return the seeds (S, E) of the world, and the agents' initial memories."""

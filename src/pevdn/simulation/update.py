@@ -70,7 +70,7 @@ class TeamUpdate:
         self.exchange = exchange_for(config, len(self.team))
         self.by_lane = _by_lane(lane_settings, config)
         self.release: Any = release_for(config)
-        if "noise_multiplier" in self.by_lane:
+        if config.private and "noise_multiplier" in self.by_lane:
             noises = [float(x) for x in self.by_lane["noise_multiplier"] if x > 0]
             self.release = SubsampledGaussian.of(config.settings, min(noises, default=0.0))
         self.program = AgentProgram.of(config, self.release)

@@ -219,8 +219,16 @@ class Checkpoints:
             group: ocp.args.JsonRestore() if group == "progress" else ocp.args.StandardRestore()
             for group in groups
         }
-        if simulation is not None and simulation.replay.on_host:
-            restore["replays"] = _Files(simulation.replay)
+        if simulation is not None:
+            packed = not (folder / "replays" / "_METADATA").exists()  # orbax writes it for arrays
+            if packed != simulation.replay.on_host:
+                raise PevdnError(
+                    f"checkpoint {folder} holds replay buffers of buffer="
+                    f"{'host' if packed else 'device'}, but config.yaml says otherwise; restore "
+                    "the original config.yaml."
+                )
+            if packed:
+                restore["replays"] = _Files(simulation.replay)
         try:
             saved = dict(self._manager.restore(step, args=ocp.args.Composite(**restore)).items())
         except Exception as problem:  # orbax and tensorstore raise many kinds

@@ -65,6 +65,8 @@ class Run:
             raise PevdnError(
                 f"{path} is damaged; delete it, and `pevdn resume {self.path}` writes it again."
             ) from None
+        if "budget_view" in document:  # its name in earlier versions
+            document["budget_observer"] = document.pop("budget_view")
         return document
 
 

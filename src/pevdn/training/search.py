@@ -114,6 +114,11 @@ def _configs(
     """Return the checked configuration of every variant."""
     if not variants:
         raise UsageError("variants is empty; give at least one, {} for the settings as they are.")
+    if settings.get("epsilon_budget"):
+        raise UsageError(
+            f"epsilon_budget is {settings['epsilon_budget']}, but a search keeps no ledger to stop "
+            "by; leave it out."
+        )
     for name in (name for variant in variants for name in variant):
         if name not in BY_LANE:
             raise unknown("setting that may differ within a search:", name, BY_LANE)

@@ -67,7 +67,12 @@ def _kept(run: Run) -> tuple[ExternalWorld, bool] | None:
     try:
         document = json.loads(path.read_text())
         agents = tuple(
-            AgentSpec(**{**spec, "entities": tuple(EntityGroup(**x) for x in spec["entities"])})
+            AgentSpec(
+                spec["observation_size"],
+                spec["n_actions"],
+                # Earlier versions wrote `things`.
+                tuple(EntityGroup(**x) for x in spec.get("entities", spec.get("things", ()))),
+            )
             for spec in document["agents"]
         )
         world = ExternalWorld(run.config.env, agents, int(document["max_steps"]), absent)
