@@ -29,7 +29,7 @@ VARIANTS = {  # two values for every setting that may differ
     "target_rate": (0.1, 0.5),
     "return_lambda": (0.0, 0.6),
     "reward_cap": (0.0, 3.0),
-    "learning_rate_end": (1.0, 0.1),
+    "learning_rate_end": (0.5, 0.1),
     "learning_rate_steps": (40, 200),
     "average_decay": (0.9, 0.5),
     "exploration_start": (1.0, 0.5),
