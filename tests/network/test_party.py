@@ -54,6 +54,19 @@ def test_after_a_hundred_steps_every_party_is_where_the_simulation_is_exactly(
         assert found == counts
 
 
+def test_every_update_of_an_undisturbed_party_is_booked_before_and_after(heard: Heard) -> None:
+    for member in heard.members.values():
+        ledger, progress = member.state.ledger, member.state.progress
+        if not heard.team.config.private:
+            assert ledger is None
+            continue
+        assert ledger is not None and progress.updates > 10
+        kinds = [line["kind"] for line in ledger.lines]
+        assert kinds == ["open", *["reserve", "settle"] * progress.updates]
+        assert ledger.counted == [progress.updates] and ledger.lost == [0]
+        assert ledger.exposure == [progress.exposure]
+
+
 def test_an_external_world_can_be_served(tmp_path: Path) -> None:
     """The two-step game of PettingZoo's kind: bit for bit the training in JAX's."""
     changes = {"parallel_episodes": 3, "eval_episodes": 5}
