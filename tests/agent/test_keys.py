@@ -39,7 +39,9 @@ def test_no_key_serves_two_purposes():
 
 
 def test_evaluations_share_no_key_with_training_or_with_each_other():
-    evaluations = [x for seed in (0, 1) for n in range(9) for x in data(keys.of_evaluation(seed, n))]
+    evaluations = [
+        x for seed in (0, 1) for n in range(9) for x in data(keys.of_evaluation(seed, n))
+    ]
     assert len(set(evaluations)) == len(evaluations)
     assert not set(evaluations) & set(drawn(0) + drawn(1))
 
