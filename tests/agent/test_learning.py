@@ -77,7 +77,7 @@ def test_padding_after_the_end_changes_neither_message_nor_gradient(params):
 
     def both(batch):
         m, memo = learning.message(params, params, batch, 0.9, True)
-        return m, learning.local_gradient(params, memo, m, batch)
+        return m, learning.local_gradient(params, memo, learning.team_error(m, batch), batch)
 
     for a, b in zip(jax.tree.leaves(both(batch)), jax.tree.leaves(both(junk)), strict=True):
         assert np.allclose(a, b, atol=1e-6)
@@ -86,7 +86,7 @@ def test_padding_after_the_end_changes_neither_message_nor_gradient(params):
 def test_the_local_gradient_is_that_of_the_squared_error_averaged_along_the_episode(params):
     batch = episode(7)
     m, memo = learning.message(params, params, batch, 0.9, True)
-    ours = learning.local_gradient(params, memo, m, batch)
+    ours = learning.local_gradient(params, memo, learning.team_error(m, batch), batch)
     inputs = learning.network_inputs(batch)
 
     def taken(p):

@@ -52,7 +52,7 @@ def test_an_unknown_algorithm_names_the_nearest() -> None:
 
 
 def test_a_name_like_no_other_lists_the_choices() -> None:
-    assert "choose one of: iql, pe-vdn-a, pe-vdn-b, pe-vdn-c, vdn." in refusal("ppo!")
+    assert "choose one of: iql, pe-vdn-a, pe-vdn-b, pe-vdn-c, pe-vdn-d, vdn." in refusal("ppo!")
 
 
 @pytest.mark.parametrize("name", NUMBERS)

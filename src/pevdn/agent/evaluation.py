@@ -42,11 +42,12 @@ def metrics_line(
     seed: int,
     counters: Mapping[str, int],
     scores: Mapping[str, Score | None],
-    spent: Mapping[str, float] | None = None,
+    spent: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Return a line of metrics.jsonl, from the public counters and the scores by model.
 
-    A model that does not exist yet has the score None; `spent` is the privacy spent so far.
+    A model that does not exist yet has the score None; `spent` is the privacy spent so far, without
+    the figures that the algorithm does not have (None).
     """
     running = scores["params"]
     assert running is not None
@@ -62,4 +63,4 @@ def metrics_line(
             score = scores[model]
             line[f"win_rate_{model}"] = None if score is None else float(score.win_rate)
             line[f"return_{model}"] = None if score is None else float(score.total_reward)
-    return line | dict(spent or {})
+    return line | {name: value for name, value in (spent or {}).items() if value is not None}

@@ -2,12 +2,13 @@
 
     key of a lane ─┬─ initial parameters of the agents (N,)
                    └─ training key ─┬─ training key of the next block
+                                    ├─ openings (n, 2): shares, noise (N,)
                                     ├─ episodes (E,) ─┬─ reset
                                     │                 └─ every step: agents, world
                                     └─ updates (U, 4): coin, minibatch, shares, noise (N,)
 
 Evaluations derive from the seed alone, separately from everything that training draws.
-Shapes: E episodes of a block, U updates that it calls for, N agents.
+Shapes: E episodes of a block, U updates that it calls for, n openings of an episode, N agents.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax import Array
 
 COIN, MINIBATCH, SHARES, NOISE = range(4)  # the keys of an update
 AFTER_TRAINING = 2**31 - 1  # number of the evaluation of `pevdn evaluate` and `pevdn replay`
+_OPENING = 0x6F70656E  # a branch of a block's key that `of_block` never takes
 _EVALUATION = 0x65766C  # a branch of the seed's key that training never takes
 
 
@@ -28,7 +30,7 @@ def of_lane(key: Array) -> tuple[Array, Array]:
 
 
 def of_agents(key: Array, agents: int) -> Array:
-    """Return one key per agent (N,): for initial parameters, or for the noise of one update."""
+    """Return one key per agent (N,): for initial parameters, a sample or noise of its own."""
     return jax.random.split(key, agents)
 
 
@@ -40,6 +42,16 @@ def of_block(key: Array, episodes: int, updates: int) -> tuple[Array, Array, Arr
         of_episodes(for_episodes, episodes),
         jax.random.split(for_updates, (updates, 4)),
     )
+
+
+def of_opening(key: Array, number: int) -> tuple[Array, Array]:
+    """Return the keys of shares and noise of one opening, given the training key of its block.
+
+    A block has one opening for every age at which episodes are opened; `number` counts them.
+    """
+    opening = jax.random.fold_in(jax.random.fold_in(key, _OPENING), number)
+    shares, noise = jax.random.split(opening, 2)
+    return shares, noise
 
 
 def of_episodes(key: Array, episodes: int) -> Array:

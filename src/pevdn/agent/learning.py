@@ -131,31 +131,32 @@ def capped_reward(reward: Array, cap: float) -> Array:
     )
 
 
-def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
-    """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages.
+def team_rewards(batch: Episode, rate: float = 0.0) -> Array:
+    """Return r (T, ...); with λ-returns, this and all later rewards, discounted by `rate` = γλ."""
+    rewards = batch.rewards * valid(batch)
+    return rewards if is_zero(rate) else rewards + later(rewards, rate)
 
-    With λ-returns, r is the sum of this and all later rewards, discounted by `rate` = γλ.
-    """
-    rewards = batch.rewards
-    if not is_zero(rate):
-        rewards = rewards + later(rewards * valid(batch), rate)
-    return (rewards + total) * valid(batch)
+
+def team_error(total: Array, batch: Episode, rate: float = 0.0) -> Array:
+    """A = r + Σ_i m_i (T, ...); `total` is the sum of the messages."""
+    return (team_rewards(batch, rate) + total) * valid(batch)
+
+
+def end_by_clock(batch: Episode) -> Episode:
+    """Return the episodes with truncation at the step limit counted as a terminal step."""
+    steps = jnp.arange(batch.rewards.shape[0]).reshape(-1, *([1] * batch.length.ndim))
+    return batch._replace(terminal=batch.terminal | (steps == batch.length - 1))
 
 
 def local_gradient(
-    params: Parameters,
-    memo: Memo,
-    total: Array,
-    batch: Episode,
-    rate: float = 0.0,
-    *,
-    by_episode: bool = False,
+    params: Parameters, memo: Memo, error: Array, batch: Episode, *, by_episode: bool = False
 ) -> Parameters:
     """Return −2 · A · ∂Q_i/∂θ_i, averaged along each episode and summed over the batch.
 
-    With `by_episode`, return the gradient of each episode, which DP-SGD clips before summing.
+    `error` is A (T, ...). With `by_episode`, return the gradient of each episode, which DP-SGD
+    clips before summing.
     """
-    q_bar = -2.0 * team_error(total, batch, rate) / jnp.maximum(batch.length, 1)
+    q_bar = -2.0 * error / jnp.maximum(batch.length, 1)
     q_bar = q_bar[..., None] * jax.nn.one_hot(batch.actions, batch.available.shape[-1])
     q_bar = jnp.concatenate(
         [q_bar, jnp.zeros_like(q_bar[:1])]

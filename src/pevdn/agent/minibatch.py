@@ -23,6 +23,7 @@ from pevdn.config.experiment import Config
 from pevdn.worlds.interface import AgentSpec
 
 PART = 8  # episodes; more fill the cache, fewer leave the products too small
+OWN_PART = 6  # where each agent has its own sample: a part waits for the agent with the most
 
 
 def _wide() -> bool:
@@ -50,7 +51,7 @@ def part_size(config: Config) -> int:
     """
     s = config.settings
     if not _wide():
-        return min(PART, s.expected_batch_size)
+        return min(OWN_PART if config.noised else PART, s.expected_batch_size)
     spread = 3 * math.sqrt(s.expected_batch_size) if config.private else 0
     return min(s.buffer_size, math.ceil(s.expected_batch_size + spread))
 
@@ -95,6 +96,7 @@ def _by_horizon(
     return arranged, parts.sum()
 
 
-def empty_part(spec: AgentSpec, steps: int, part: int) -> Episode:
+def empty_part(spec: AgentSpec, steps: int, part: int, opened: bool = False) -> Episode:
     """Return an empty part of one agent, (T, P, ...)."""
-    return replay.time_first(replay.empty(part - 1, steps, spec.observation_size, spec.n_actions))
+    sizes = spec.observation_size, spec.n_actions
+    return replay.time_first(replay.empty(part - 1, steps, *sizes, opened))

@@ -9,6 +9,7 @@ Shapes: T maximum steps, O observation, A actions, B minibatch, n steps played.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +39,18 @@ class PackedReplay:
         into.length[:] = self.length[slots]
         for b, slot in enumerate(slots):
             if self.rows[slot]:
-                own = Episode(*(x[:, b] if x.ndim > 1 else x[b] for x in into))
+                own = into.map(partial(_episode, b=b))
                 unpack(self.rows[slot], own)
+
+    def open(self, slot: int, opened: np.ndarray) -> None:
+        """Replace what was opened (T,) of the episode in a slot."""
+        n = int(self.length[slot])
+        self.rows[slot] = self.rows[slot][: -4 * n or None] + opened[:n].tobytes()
+
+    def opened(self, slot: int) -> np.ndarray:
+        """Return what was opened (n,) of the episode in a slot."""
+        row, n = self.rows[slot], int(self.length[slot])
+        return np.frombuffer(row, np.float32, n, len(row) - 4 * n)
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
@@ -61,6 +72,10 @@ class PackedReplay:
         self.rows = [file.read(size) for size in np.load(file, allow_pickle=False)]
 
 
+def _episode(x: Any, b: int) -> Any:
+    return x[:, b] if x.ndim > 1 else x[b]
+
+
 def pack(episode: Episode) -> bytes:
     """Encode the first n = `length` steps of an episode (T, ...) and its final observation."""
     n = int(episode.length)
@@ -74,6 +89,7 @@ def pack(episode: Episode) -> bytes:
         episode.actions[:n],
         episode.rewards[:n],
         changes[changed],
+        *(() if episode.opened is None else (episode.opened[:n],)),
     )
     return b"".join(piece.tobytes() for piece in pieces)
 
@@ -99,4 +115,6 @@ def unpack(packed: bytes, into: Episode) -> None:
     into.rewards[:n] = take(np.float32, n)
     bits = np.zeros(changed.shape, np.uint32)
     bits[changed] = take(np.uint32, int(np.count_nonzero(changed)))
+    if into.opened is not None:
+        into.opened[:n] = take(np.float32, n)
     np.bitwise_xor.accumulate(bits, out=np.asarray(into.observations[: n + 1]).view(np.uint32))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -43,6 +44,8 @@ BY_LANE = (
     "exploration_steps",
     "noise_multiplier",
     "clip_norm",
+    "message_norm",
+    "opening_noise",
     "anchor_penalty",
 )
 
@@ -53,21 +56,26 @@ class AgentProgram:
 
     settings: Settings
     release: Any  # privacy.mechanism.Release
+    opening: Any = None  # privacy.mechanism.NoisedOpening, if openings are noised
 
     @classmethod
-    def of(cls, config: Config, release: Any) -> AgentProgram:
+    def of(cls, config: Config, release: Any, opening: Any = None) -> AgentProgram:
         s = config.settings
         if config.private:  # already clipped by episode
             s = dataclasses.replace(s, max_gradient_norm=0.0)
-        return cls(s, release)
+        return cls(s, release, opening)
 
     def vary(self, lane: Mapping[str, Any]) -> AgentProgram:
         """Return this program with the settings of one lane, which may be traced numbers."""
         if not lane:
             return self
-        own = {k: v for k, v in lane.items() if hasattr(self.release, k)}
-        release = dataclasses.replace(self.release, **own) if own else self.release
-        return AgentProgram(dataclasses.replace(self.settings, **lane), release)
+
+        def varied(mechanism: Any) -> Any:
+            own = {k: v for k, v in lane.items() if hasattr(mechanism, k)}
+            return dataclasses.replace(mechanism, **own) if own else mechanism
+
+        settings = dataclasses.replace(self.settings, **lane)
+        return AgentProgram(settings, varied(self.release), varied(self.opening))
 
     # ---- begin and act -----------------------------------------------------------------------
 
@@ -110,18 +118,55 @@ class AgentProgram:
     def message(self, params: Parameters, target: Parameters, batch: Episode) -> tuple[Array, Memo]:
         """COMPUTE m_i (T, B); also return what `gradient` needs once the sum is opened."""
         s = self.settings
+        if not s.bootstrap_timeouts:
+            batch = learning.end_by_clock(batch)
         return learning.message(params, target, batch, s.gamma, s.double_q, s.return_lambda)
+
+    def share_of_error(self, params: Parameters, target: Parameters, batch: Episode) -> Array:
+        """Return the agent's share of the team error (T, B): m_i centred by the public reward.
+
+        The shares of all agents add up to the team error. A share is several times smaller than
+        m_i, so it can be clipped to a smaller norm. That of an empty record is 0.
+        """
+        message, _ = self.message(params, target, batch)
+        return message + self._share_of_rewards(batch)
+
+    def _share_of_rewards(self, batch: Episode) -> Array:
+        rate = self.settings.gamma * self.settings.return_lambda
+        return learning.team_rewards(batch, rate) / self.opening.n_agents
+
+    def offer(
+        self, params: Parameters, target: Parameters, batch: Episode, words: Array
+    ) -> tuple[Array, Array]:
+        """Return what the agent enters into an opening (T, B), and what it later subtracts.
+
+        Both are in whole units. `words` (T, B, 4, 4) are uniform: noise covers every step.
+        """
+        shares = self.share_of_error(params, target, batch)
+        own = jax.vmap(self.opening.clip, 1, 1)(shares)
+        offered = own + self.opening.noise(words)
+        return offered, offered if self.opening.removes_own_noise else own
+
+    def opened(self, total: Array, own: Array, batch: Episode) -> Array:
+        """Return what the agent stores of an opened sum (T, B): the team error without its m_i."""
+        others = self.opening.others(total, own)
+        return (others + self._share_of_rewards(batch)) * learning.valid(batch)
 
     def gradient(
         self, params: Parameters, memo: Memo, total: Array, batch: Episode, padding: Array
     ) -> Parameters:
         """Return the sum of this agent's gradients over a part, given the sum of messages (T, B).
 
-        If private, each episode's gradient is clipped and the sum is in whole units.
+        If private, each episode's gradient is clipped and the sum is in whole units. If openings
+        are noised, `total` is the agent's own message, and what was opened stands for the rest.
         """
-        rate = self.settings.gamma * self.settings.return_lambda
+        if batch.opened is None:
+            rate = self.settings.gamma * self.settings.return_lambda
+            error = learning.team_error(total, batch, rate)
+        else:
+            error = (batch.opened + total) * learning.valid(batch)
         gradients = learning.local_gradient(
-            params, memo, total, batch, rate, by_episode=self.release.by_episode
+            params, memo, error, batch, by_episode=self.release.by_episode
         )
         found: Parameters = self.release.total(gradients, padding)
         return found

@@ -9,7 +9,8 @@ Shapes: T maximum steps, O observation, A actions, E episodes stored at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,16 @@ class Episode(NamedTuple):
     rewards: Array  # (T,) the team's
     terminal: Array  # (T,) bool: the game ended here, so do not bootstrap
     length: Array  # () int32
+    opened: Array | None = None  # (T,) the opened team error less the agent's own part; pe-vdn-d
+
+    def map(self, f: Callable[[Any], Any]) -> Episode:
+        """Apply a function to every array."""
+        return Episode._make(None if x is None else f(x) for x in self)
 
 
-def empty(capacity: int, max_steps: int, observation_size: int, n_actions: int) -> Episode:
+def empty(
+    capacity: int, max_steps: int, observation_size: int, n_actions: int, opened: bool = False
+) -> Episode:
     """Return a buffer of `capacity` empty episodes and the scratch slot."""
     rows, T = capacity + 1, max_steps
     return Episode(
@@ -37,6 +45,7 @@ def empty(capacity: int, max_steps: int, observation_size: int, n_actions: int) 
         rewards=jnp.zeros((rows, T)),
         terminal=jnp.zeros((rows, T), bool),
         length=jnp.zeros((rows,), jnp.int32),
+        opened=jnp.zeros((rows, T)) if opened else None,
     )
 
 
@@ -63,6 +72,7 @@ def fetch(replay: Episode, indices: Array, steps: int) -> Episode:
         rewards=first(replay.rewards, steps),
         terminal=first(replay.terminal, steps),
         length=jnp.where(indices == scratch, 0, replay.length[indices]),
+        opened=None if replay.opened is None else first(replay.opened, steps),
     )
 
 
@@ -75,6 +85,7 @@ def shorten(episodes: Episode, steps: int) -> Episode:
         rewards=episodes.rewards[:, :steps],
         terminal=episodes.terminal[:, :steps],
         length=episodes.length,
+        opened=None if episodes.opened is None else episodes.opened[:, :steps],
     )
 
 

@@ -28,6 +28,16 @@ def slots(episodes: Number, e: Any, buffer_size: int) -> Any:
     return (episodes + e) % buffer_size
 
 
+def opening_ages(config: Config) -> list[int]:
+    """Return the ages, in episodes, at which an episode is opened: 0, then evenly spaced.
+
+    The last is reached before any episode of the block is overwritten.
+    """
+    block, n = config.block_size, config.settings.openings
+    blocks = config.settings.buffer_size // block
+    return [block * (j * blocks // n) for j in range(n)]
+
+
 def filled(episodes: Number, buffer_size: int) -> Number:
     """Return the number of slots that hold an episode."""
     return episodes - (episodes - buffer_size) * (episodes > buffer_size)

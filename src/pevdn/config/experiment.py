@@ -14,9 +14,10 @@ from typing import Any
 from pevdn.config import algorithms
 from pevdn.config.algorithms import ALGORITHMS
 from pevdn.config.runtime import RuntimeOptions
-from pevdn.config.settings import MOST, Settings, make_settings, number
+from pevdn.config.settings import MOST, Settings, make_settings, number, setting_fields
 from pevdn.errors import UsageError
 
+_LATER = {"bootstrap_timeouts", "openings", "message_norm", "opening_noise", "colluders"}
 STEPS = 400_000  # default length of a training, as in the paper's experiment
 
 
@@ -38,6 +39,11 @@ class Config:
     @property
     def private(self) -> bool:
         return ALGORITHMS[self.algorithm].private
+
+    @property
+    def noised(self) -> bool:
+        """Whether openings are noised, so that each agent then learns alone from its own sample."""
+        return self.exchange == "noised"
 
     @property
     def sampling(self) -> str:
@@ -73,7 +79,7 @@ class Config:
     @cached_property
     def identity(self) -> str:
         """A short hash; `load` replaces it where an earlier version hashed other things."""
-        return _hash(dataclasses.asdict(self))
+        return _hash(_without_later_settings(dataclasses.asdict(self)))
 
 
 def sampling_rate(batch_size: int, buffer_size: int) -> float:
@@ -137,6 +143,22 @@ def _check_together(config: Config) -> None:
             f"learning_starts is {s.learning_starts}, but the buffer never holds more than "
             f"buffer_size={s.buffer_size} episodes."
         )
+    if config.noised and s.openings > (fitting := s.buffer_size // config.block_size):
+        raise UsageError(
+            f"openings is {s.openings}, but an episode stays in the buffer for {fitting} blocks of "
+            f"{config.block_size} episodes and is opened at most once in each; lower openings or "
+            "raise buffer_size."
+        )
+    if config.noised and s.relation != "zero-out":
+        raise UsageError(
+            f"relation is '{s.relation}', but {config.algorithm} is accounted for with 'zero-out' "
+            "only, where one agent's record of an episode is empty; leave it out."
+        )
+    if s.budget_observer == "record" and s.epsilon_budget and not config.noised:
+        raise UsageError(
+            "budget_observer is 'record', but no ε holds against teammates in "
+            f"{config.algorithm}; set it to team, or train pe-vdn-d."
+        )
     if s.exploration_end > s.exploration_start:
         raise UsageError(
             f"exploration_end is {s.exploration_end}, but ε never rises; it must not exceed "
@@ -145,13 +167,15 @@ def _check_together(config: Config) -> None:
     if s.epsilon_budget and not config.private:
         raise UsageError(
             f"epsilon_budget is {s.epsilon_budget:g}, but {config.algorithm} is not differentially "
-            "private; train pe-vdn-c, or leave the budget out."
+            "private; train pe-vdn-d, or leave the budget out."
         )
-    if s.epsilon_budget and s.noise_multiplier == 0:
-        raise UsageError(
-            f"epsilon_budget is {s.epsilon_budget:g}, but noise_multiplier is 0, so that ε is "
-            "infinite from the first update on; raise noise_multiplier."
-        )
+    silent = ["noise_multiplier"] + ["opening_noise"] * (s.budget_observer == "record")
+    for name in silent if s.epsilon_budget else []:
+        if getattr(s, name) == 0:
+            raise UsageError(
+                f"epsilon_budget is {s.epsilon_budget:g}, but {name} is 0, so that ε is infinite "
+                f"from the first update on; raise {name}."
+            )
 
 
 # ---- config.yaml -----------------------------------------------------------------------------
@@ -164,6 +188,17 @@ def fingerprint(config: Config) -> str:
 
 def _hash(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_later_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out settings that were added later and have their defaults: old runs lack them."""
+    fields = setting_fields()
+    known = {
+        name: value
+        for name, value in values["settings"].items()
+        if name not in _LATER or value != fields[name].default
+    }
+    return {**values, "settings": known}
 
 
 def to_text(config: Config, options: RuntimeOptions | None = None) -> str:
@@ -242,4 +277,4 @@ def _old_identity(config: Config, settings: Mapping[str, Any]) -> str:
     without |= {"buffer"} if old.get("buffer") == "device" else set()
     without |= {"randomness"} if old.get("randomness") != "os" else set()
     values["settings"] = {name: value for name, value in old.items() if name not in without}
-    return _hash(values)
+    return _hash(_without_later_settings(values))

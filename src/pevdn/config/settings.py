@@ -14,6 +14,7 @@ from typing import Any
 from pevdn.errors import UsageError, unknown
 
 MOST = 2_000_000_000  # integers are 32 bits wide in the compiled program
+LARGEST = 1e9  # norm or noise, so that no product of them leaves the range of 32-bit floats
 
 
 def setting(
@@ -72,6 +73,9 @@ class Settings:
     learning_rate_steps: int = setting(
         400_000, "environment steps of the linear learning-rate schedule", 1
     )
+    bootstrap_timeouts: bool = setting(
+        True, "bootstrap an episode that the step limit ended; false: treat its end as terminal"
+    )
     average_decay: float = setting(
         0.0, "decay of the moving average of the parameters; 0 disables it", 0.0, 1.0
     )
@@ -88,11 +92,27 @@ class Settings:
     # exchange
     precision: int = setting(5, "decimal places kept when a message is encoded", 0, 7)
     modulus: int = setting(2**32, "p: secret shares are integers modulo p", 2, 2**32)
+    openings: int = setting(
+        1, "n: how often the team error of an episode is opened while it is stored; pe-vdn-d", 1, 64
+    )
+    message_norm: float = setting(
+        0.5, "M: largest norm of one record's messages in an opening; pe-vdn-d", 1e-12, LARGEST
+    )
+    opening_noise: float = setting(
+        1.0,
+        "standard deviation of the noise that hides a record in an opening, in units of "
+        "message_norm; pe-vdn-d",
+        0.0,
+        LARGEST,
+    )
+    colluders: int = setting(
+        0, "t: teammates that may pool what they see; 0: all but one; pe-vdn-d", 0
+    )
     # differential privacy
     noise_multiplier: float = setting(
-        1.0, "standard deviation of the noise, in units of clip_norm", 0.0
+        1.0, "standard deviation of the noise, in units of clip_norm", 0.0, LARGEST
     )
-    clip_norm: float = setting(0.5, "C: largest norm of one record's gradient", 1e-12)
+    clip_norm: float = setting(0.5, "C: largest norm of one record's gradient", 1e-12, LARGEST)
     randomness: str = setting(
         "auto",
         "source of noise and minibatches: seed (reproducible) or os (secret); auto: os with DP in "
@@ -111,7 +131,9 @@ class Settings:
         0.0, "training stops before ε of the budget_observer exceeds this; 0: no budget", 0.0
     )
     budget_observer: str = setting(
-        "team", "observer whose ε is limited; only team is proven", choices=("team", "agent")
+        "team",
+        "observer whose ε is limited: record (pe-vdn-d), team, or agent, which is not proven",
+        choices=("record", "team", "agent"),
     )
     anchor: bool = setting(
         False, "keep the best-evaluated model (the average, if kept) and penalise distance to it"

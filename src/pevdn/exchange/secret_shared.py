@@ -123,6 +123,17 @@ def split(key: Array, secret: Array, n: int, modulus: int) -> Array:
     return found
 
 
+def sum_shares(key: Array, words: Array, modulus: int) -> Array:
+    """Return the sum (...) of all agents' words (N, ...) modulo p, formed from shares alone."""
+    n = words.shape[0]
+    keys = jax.random.split(key, n)
+    # (sender, receiver, ...): agent i splits its own words and hands share j to agent j.
+    held = jax.vmap(lambda k, s: split(k, s, n, modulus))(keys, words)
+    # Each receiver j adds up the shares it holds, and broadcasts that partial sum.
+    found: Array = total(total(held, modulus), modulus)
+    return found
+
+
 def refused(messages: Array, code: Code) -> Array:
     """Return the largest |m_i| of messages (N, ...) that does not fit; infinity for NaN, else 0."""
     size = jnp.nan_to_num(jnp.abs(messages), nan=jnp.inf, posinf=jnp.inf)
@@ -138,12 +149,6 @@ def secret_shared(key: Array, messages: Array, code: Code, saturating: bool = Fa
     n = messages.shape[0]
     if saturating:
         messages = saturate(messages, code, n)
-    encoded = encode(messages, code)
-    keys = jax.random.split(key, n)
-    # (sender, receiver, ...): agent i splits its own message and hands share j to agent j.
-    held = jax.vmap(lambda k, s: split(k, s, n, code.modulus))(keys, encoded)
-    # Each receiver j adds up the shares it holds, and broadcasts that partial sum.
-    partial_sums = total(held, code.modulus)
-    opened = decode(total(partial_sums, code.modulus), code)
+    opened = decode(sum_shares(key, encode(messages, code), code.modulus), code)
     worst = jnp.zeros(()) if saturating else refused(messages, code)
     return Opened(jnp.broadcast_to(opened, messages.shape), worst)

@@ -23,6 +23,7 @@ accountant counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -35,8 +36,9 @@ from jax.flatten_util import ravel_pytree
 
 from pevdn.config.experiment import Config, sampling_rate
 from pevdn.config.settings import Settings, is_zero
-from pevdn.exchange import sampling
-from pevdn.privacy import gaussian
+from pevdn.errors import UsageError
+from pevdn.exchange import modular, sampling
+from pevdn.privacy import accounting, gaussian
 from pevdn.privacy.accounting import Mechanism
 
 Parameters = TypeVar("Parameters")  # of any network
@@ -188,6 +190,115 @@ class SubsampledGaussian:
         return found
 
 
+@dataclass(frozen=True)
+class NoisedOpening:
+    """One agent's side of an opening whose sum is noised: clip, add a share of the noise, subtract.
+
+    Guarantee: the opened sum is a Gaussian mechanism on one agent's record, of sensitivity M and
+    standard deviation M · opening_noise, also to an observer who knows all messages and all noise
+    of t = `colluders` other agents. Each agent adds noise of variance (M · opening_noise)²/(N − t),
+    so the N − t agents outside a coalition together add enough. As in `SubsampledGaussian`, the
+    clipped messages and the noise are integers; the sum is taken modulo p, which is post-processing
+    and practically never wraps around.
+
+    `message_norm` and `opening_noise` may be traced numbers that differ by lane; `spread` may not.
+    """
+
+    message_norm: float  # M
+    opening_noise: float  # s/M
+    n_agents: int  # N
+    colluders: int  # t
+    openings: int  # n: of each record
+    modulus: int  # p
+    spread: int  # k: the multiplier of the integer noise
+
+    @classmethod
+    def of(cls, s: Settings, n_agents: int, smallest_noise: float | None = None) -> NoisedOpening:
+        """Return the opening of these settings; lanes share the `spread` of the smallest noise."""
+        t = colluders(s, n_agents)
+        least = s.opening_noise if smallest_noise is None else smallest_noise
+        if least and not _fits(least, n_agents, t, s.modulus, gaussian.SPREADS[-1]):
+            raise UsageError(
+                f"modulus is {s.modulus}, but the noised sum of {n_agents} agents' messages at "
+                f"opening_noise={least:g} needs a larger one; raise it."
+            )
+        fitting = (k for k in gaussian.SPREADS if least and _fits(least, n_agents, t, s.modulus, k))
+        spread = next(fitting, gaussian.SPREADS[-1])
+        return cls(s.message_norm, s.opening_noise, n_agents, t, s.openings, s.modulus, spread)
+
+    def accounted(self, update: Mechanism) -> Mechanism:
+        """Return what the accountant counts for updates, with the openings of a record added."""
+        t, noise = self.colluders, self.opening_noise
+        return update._replace(openings=self.openings, opening_noise=noise, colluders=t)
+
+    @property
+    def removes_own_noise(self) -> bool:
+        """Whether an agent subtracts its own noise from the opened sum before it learns.
+
+        Only if it alone hides its record: otherwise its noise also hides the records of other
+        agents, and its parameters would reveal it.
+        """
+        return self.n_agents - self.colluders <= 1
+
+    @property
+    def unit(self) -> Any:
+        """The value of one unit of the integer messages."""
+        silent = self.message_norm * (4 * max(2, self.n_agents) / self.modulus)
+        if is_zero(self.opening_noise):
+            return silent
+        own = self.opening_noise * self.message_norm / math.sqrt(self.n_agents - self.colluders)
+        noisy = own / gaussian.deviation(self.spread)
+        if isinstance(self.opening_noise, int | float):
+            return noisy
+        return jnp.where(self.opening_noise > 0, noisy, silent)
+
+    def clip(self, messages: Array) -> Array:
+        """CLIP the messages (T,) of one record to norm M, in whole units (int32).
+
+        L2 sensitivity to emptying the record: at most M/unit, also when a message is not finite
+        (such numbers count as zero).
+        """
+        finite = jnp.clip(jnp.where(jnp.isfinite(messages), messages, 0.0), -1e30, 1e30)
+        # Scaled to at most 1 first, so that no square overflows. XLA may divide by multiplying with
+        # a reciprocal: that of a number between 1e-30 and 1e30 is not flushed to 0.
+        largest = jnp.maximum(jnp.max(jnp.abs(finite)), 1e-30)
+        scaled = finite / largest
+        bound = self.message_norm * (1.0 - rounding(messages.size))
+        clipped = scaled * jnp.minimum(largest, bound / jnp.sqrt(jnp.sum(scaled**2)))
+        # Truncation towards zero makes no coordinate larger, and so no norm.
+        return jnp.trunc(clipped * jnp.asarray(1.0 / self.unit, jnp.float32)).astype(jnp.int32)
+
+    def noise(self, words: Array) -> Array:
+        """Return this agent's noise, in whole units: (...) from uniform words (..., 4, 4)."""
+        drawn: Array = gaussian.discrete_gaussian(words, self.spread)
+        if isinstance(self.opening_noise, int | float):
+            return drawn if self.opening_noise else jnp.zeros_like(drawn)
+        return jnp.where(self.opening_noise > 0, drawn, 0)
+
+    def encode(self, units: Array) -> Array:
+        """Return signed units as elements of Z_p."""
+        size = jnp.abs(units).astype(jnp.uint32)
+        return jnp.where(units < 0, modular.negate(size, self.modulus), size)
+
+    def others(self, total: Array, own: Array) -> Array:
+        """Return the opened sum (elements of Z_p) less the agent's own units, as a real number."""
+        rest = modular.add(total, modular.negate(self.encode(own), self.modulus), self.modulus)
+        negative = rest > jnp.uint32(self.modulus // 2)
+        size = jnp.where(negative, modular.negate(rest, self.modulus), rest).astype(jnp.float32)
+        return jnp.where(negative, -size, size) * jnp.asarray(self.unit, jnp.float32)
+
+
+def colluders(s: Settings, n_agents: int) -> int:
+    """Return t, the largest number of teammates that may pool what they see."""
+    return accounting.coalition_size(s.colluders, n_agents)
+
+
+def _fits(noise: float, n_agents: int, t: int, modulus: int, spread: int) -> bool:
+    """Whether a noised sum, up to 18 standard deviations of its noise, stays within ±p/2."""
+    messages = n_agents * math.sqrt(n_agents - t) / noise
+    return (messages + 18 * math.sqrt(n_agents)) * gaussian.deviation(spread) < (modulus - 1) // 2
+
+
 def largest(expected_batch_size: int) -> int:
     """Return a minibatch size that is rarely exceeded in many runs; its sums fit into ROOM."""
     return 2 * expected_batch_size + 64
@@ -211,6 +322,6 @@ def rounding(size: int) -> float:
     return 2.0**-12 + size * 2.0**-24
 
 
-def words(key: Array, size: int) -> Array:
-    """Draw uniform words (size, 4, 4) for the noise of one agent in one update."""
-    return jax.random.bits(key, (size, *gaussian.WORDS), jnp.uint32)
+def words(key: Array, *shape: int) -> Array:
+    """Draw uniform words (*shape, 4, 4) for one agent's noise in one update or opening."""
+    return jax.random.bits(key, (*shape, *gaussian.WORDS), jnp.uint32)
