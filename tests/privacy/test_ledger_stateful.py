@@ -100,7 +100,7 @@ class Laboratory:
         self.fsync = os.fsync
         patch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: 0.0))  # same chunks always
         patch.setattr(figures, "draw_curve", lambda run, guaranteed: None)
-        patch.setattr(Mechanism, "spent", lambda self, n: Spent(n, n, self.delta))  # PLDs are slow
+        patch.setattr(Mechanism, "spent", lambda self, n, _: Spent(n, n, self.delta))  # quick
         patch.setattr(memory, "check_device_buffers", lambda *_: None)
         patch.setattr(Lanes, "jit", self._once(Lanes.jit))
         patch.setattr(runs._Training, "_compile", self._watched(runs._Training._compile))

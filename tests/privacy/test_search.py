@@ -38,7 +38,7 @@ def test_runs_with_different_settings_compose():
     assert RECIPE.epsilon("agent") < both < RECIPE.epsilon("agent") + other.epsilon("agent")
     assert both < search.all_examined([RECIPE, RECIPE], "agent", RECIPE.delta)
     renyi = accounting.composed(
-        [run.mechanism.steps(run.exposure, "agent") for run in (RECIPE, other)],
+        [some for run in (RECIPE, other) for some in run.mechanism.steps(run.exposure, "agent")],
         RECIPE.delta,
         accountant="rdp",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,19 +55,34 @@ def main(
             help="Neighbouring relation: zero-out (default), add-or-remove or replace-one."
         ),
     ] = None,
+    openings: Annotated[
+        int | None,
+        typer.Option(help="Noised openings of each record, for pe-vdn-d (default: none)."),
+    ] = None,
+    opening_noise: Annotated[
+        float | None,
+        typer.Option(help="Noise of an opening in units of the message norm (default: 1)."),
+    ] = None,
+    colluders: Annotated[
+        int | None,
+        typer.Option(help="Teammates that pool what they see (default: all but one)."),
+    ] = None,
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Find the smallest noise multiplier for this ε; with --noise-multiplier, the "
-            "largest batch."
+            help="Find the smallest noise for this ε: the noise multiplier, and for ε record the "
+            "opening noise too, unless given. If all are given, find the largest batch."
         ),
     ] = None,
     observer: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--observer", "--view", help="Observer of the target ε: team (proven) or agent."
+            "--observer",
+            "--view",
+            help="Observer of the target ε: record (with noised openings; the default there), "
+            "team (proven) or agent.",
         ),
-    ] = "team",
+    ] = None,
     runs: Annotated[
         list[int] | None,
         typer.Option(help="Add the cost of choosing among this many runs; may be repeated."),
@@ -80,17 +96,17 @@ def main(
     from pevdn.config import presets
     from pevdn.privacy import planner, search
 
-    if target_epsilon is not None and batch_size is not None and noise_multiplier is not None:
-        raise UsageError(
-            "--target-epsilon, --batch-size and --noise-multiplier leave nothing to find; "
-            "omit the noise multiplier to find the smallest, or the batch to find the largest."
-        )
     if delta == 0:
         raise UsageError("delta is 0, but must be between 0 and 1; leave it out for the default.")
     if delta is not None and episodes is not None:
         raise UsageError(
             f"--delta is {delta:g} and --episodes {episodes}, but δ follows from the episodes; "
             "leave one of them out."
+        )
+    if openings is not None and openings < 1:
+        raise UsageError(
+            f"openings is {openings}, but must be at least 1; leave it out for openings without "
+            "noise."
         )
     options: dict[str, Any] = {
         "buffer_size": buffer_size,
@@ -102,6 +118,9 @@ def main(
         "update_every": update_every,
         "steps": steps,
         "episodes": episodes,
+        "openings": openings,
+        "opening_noise": opening_noise,
+        "colluders": colluders,
     }
     chosen = {name: value for name, value in options.items() if value is not None}
     if preset is not None:
@@ -110,10 +129,21 @@ def main(
         chosen = dataclasses.asdict(recipe) | own | chosen
     elif batch_size is None and buffer_size is not None:
         chosen["batch_size"] = min(32, buffer_size)
+    if opening_noise is not None or colluders is not None:
+        chosen["openings"] = chosen.get("openings") or 1
     plan = planner.Plan(**{**chosen, "agents": agents})
+    observer = observer or plan.mechanism.observers[0]
     if target_epsilon is not None:
-        find = planner.smallest_noise if noise_multiplier is None else planner.largest_batch
-        plan = find(plan, target_epsilon, observer)
+        held = [name for name in planner.noises_of(observer) if options[name] is not None]
+        if len(held) < len(planner.noises_of(observer)):
+            plan = planner.smallest_noise(plan, target_epsilon, observer, held)
+        elif batch_size is None:
+            plan = planner.largest_batch(plan, target_epsilon, observer)
+        else:
+            raise UsageError(
+                "--target-epsilon, --batch-size and all noise leave nothing to find; omit a noise "
+                "to find the smallest, or the batch to find the largest."
+            )
     document = planner.report(plan)
     if (note := planner.large_delta(plan)) is not None:
         document["note"] = note
@@ -138,38 +168,28 @@ def _show(document: dict[str, Any]) -> None:
     def figure(name: str) -> str:
         return _figure(document.get(name))
 
-    many = f"all {document['agents']} agents" if document["agents"] > 1 else "the agent"
     unsound = "; not sound for a throughput above 1" if document["theorem_1_unsound"] else ""
     claim_delta = f" at δ = {document['theorem_1_delta']:.3g}"
+    opened = ""
+    if "openings" in document:
+        opened = f", opening noise {document['opening_noise']:g} (n = {document['openings']})"
     typer.echo(
-        f"noise multiplier {document['noise_multiplier']:g}, batch {document['batch_size']} of "
+        f"noise multiplier {document['noise_multiplier']:g}{opened}, batch "
+        f"{document['batch_size']} of "
         f"{document['buffer_size']} (q = {document['sampling_rate']:.4g}), at most "
         f"{document['exposure']:,} updates per episode, δ = {document['delta']:.3g}, "
         f"{document['relation']}"
     )
+    claim = f"the paper's claim for the agent observer{claim_delta}, for comparison{unsound}"
     print_table(
         ["observer", "ε (PLD)", "ε (RDP)", "holds against"],
         [
-            [
-                "team",
-                figure("epsilon_team"),
-                figure("epsilon_team_rdp"),
-                f"an outsider who sees {many}, and therefore one who sees fewer; proven",
-            ],
-            [
-                "agent",
-                figure("epsilon_agent"),
-                figure("epsilon_agent_rdp"),
-                "conditional: an outsider who sees one agent, if its teammates did not learn from "
-                "the episode; otherwise no bound",
-            ],
-            ["teammate", "none", "none", document["teammate"].removeprefix("none: ")],
-            [
-                "theorem-1",
-                "–",
-                figure("theorem_1_epsilon"),
-                f"the paper's claim for the agent observer{claim_delta}, for comparison{unsound}",
-            ],
+            [name, figure(f"epsilon_{name}"), figure(f"epsilon_{name}_rdp"), text]
+            for name, text in _observers(document).items()
+        ]
+        + [
+            _teammate(document),
+            ["theorem-1", "–", figure("theorem_1_epsilon"), claim],
         ],
     )
     for name in ("note", "conditional"):
@@ -179,6 +199,38 @@ def _show(document: dict[str, Any]) -> None:
         _show_search(document["search"])
     if "plot" in document:
         typer.echo(f"picture  {document['plot']}")
+
+
+def _observers(document: dict[str, Any]) -> dict[str, str]:
+    """Return whom the ε of each observer holds against, the strongest first."""
+    many = f"all {document['agents']} agents" if document["agents"] > 1 else "the agent"
+    agent = (
+        "conditional: an outsider who sees one agent, if its teammates did not learn from the "
+        "episode; otherwise no bound"
+    )
+    if "epsilon_record" not in document:
+        team = f"an outsider who sees {many}, and therefore one who sees fewer; proven"
+        return {"team": team, "agent": agent}
+    t, n = document["colluders"], document["openings"]
+    held = {
+        name: "proven" if math.isfinite(document[f"epsilon_{name}"]) else "infinite: no bound"
+        for name in ("record", "coalition")
+    }
+    return {
+        "record": f"a coalition of t = {t} pooled with any outsider, for one agent's record of an "
+        f"episode; n = {n} opening{'s' * (n > 1)} of it; {held['record']}",
+        "team": f"an outsider who sees {many} but no opened sum, for a whole episode; proven",
+        "agent": agent,
+        "coalition": "the observers of record, for a whole episode of all agents outside the "
+        f"coalition; {held['coalition']}",
+    }
+
+
+def _teammate(document: dict[str, Any]) -> list[str]:
+    text = document["teammate"].removeprefix("none: ")
+    if "epsilon_record" not in document:
+        return ["teammate", "none", "none", text]
+    return ["teammate", _figure(document["epsilon_record"]), "", text]
 
 
 def _show_search(rows: list[dict[str, Any]]) -> None:

@@ -11,9 +11,8 @@ from pevdn.cli.output import Json, print_json, print_table
 from pevdn.errors import UsageError
 
 MEANING = (
-    "ε team and ε agent cover the run as configured, plus all updates lost in crashes: they hold "
-    "no matter when or why it ends. Spent so far holds only if the run is not stopped because of "
-    "its results."
+    "All ε cover the run as configured, plus all that was lost in crashes: they hold no matter "
+    "when or why it ends. Spent so far holds only if the run is not stopped because of its results."
 )
 
 
@@ -23,7 +22,7 @@ def main(
     """Check the ledger of a private run, and print its guaranteed and spent ε."""
     from pevdn.config.experiment import fingerprint
     from pevdn.privacy import randomness
-    from pevdn.privacy.accounting import TEAMMATE
+    from pevdn.privacy.accounting import teammate
     from pevdn.privacy.ledger import Ledger
     from pevdn.training.directory import Run
 
@@ -31,15 +30,16 @@ def main(
     if not config.private:
         raise UsageError(
             f"{run} was trained with {config.algorithm}, which is not differentially private and "
-            "has no ledger; train pe-vdn-c."
+            "has no ledger; train pe-vdn-c or pe-vdn-d."
         )
     ledger = Ledger.read(run, fingerprint(config))
+    mechanism, coalition = ledger.mechanism, ledger.coalition()
     rows = [
         {
             "seed": config.seed + lane,
-            **guaranteed._asdict(),
-            "epsilon_agent_spent": spent.epsilon_agent,
-            "epsilon_team_spent": spent.epsilon_team,
+            **guaranteed.known,
+            **{f"{k}_spent": v for k, v in spent.known.items() if k != "delta"},
+            **({"epsilon_coalition": coalition[lane]} if mechanism.noised else {}),
             "exposure_bound": ledger.bound[lane],
             "exposure": ledger.exposure[lane],
             "updates": ledger.counted[lane],
@@ -50,25 +50,44 @@ def main(
         )
     ]
     source = randomness.source(config)
+    worst = max((row["epsilon_record"] for row in rows if mechanism.noised), default=None)
+    promise = teammate(mechanism._replace(openings=ledger.openings_bound), worst)
     if as_json:
-        mechanism = ledger.mechanism._asdict()
-        document = {"run": str(run), "lines": len(ledger.lines), "mechanism": mechanism}
+        document = {"run": str(run), "lines": len(ledger.lines), "mechanism": mechanism._asdict()}
         document |= {"randomness": source, "randomness_meaning": randomness.MEANING[source]}
-        print_json({**document, "teammate": TEAMMATE, "meaning": MEANING, "seeds": rows})
+        if mechanism.noised:
+            names = ("openings", "openings_bound", "lost_openings")
+            document |= {name: getattr(ledger, name) for name in names}
+        print_json({**document, "teammate": promise, "meaning": MEANING, "seeds": rows})
         return
     typer.echo(
-        f"{len(ledger.lines):,} lines, none missing or changed; δ = {ledger.mechanism.delta:.3g}, "
-        f"{ledger.mechanism.relation}"
+        f"{len(ledger.lines):,} lines, none missing or changed; δ = {mechanism.delta:.3g}, "
+        f"{mechanism.relation}"
     )
+    if mechanism.noised:
+        typer.echo(
+            f"t = {mechanism.colluders}; openings of a record: n = {mechanism.openings} planned, "
+            f"{ledger.openings} so far, {ledger.lost_openings} of them lost in crashes"
+        )
+    marked = {name: f"ε {name}{'*' if name == 'agent' else ''}" for name in mechanism.observers}
     print_table(
-        ["seed", "ε team", "ε agent*", "teammate", "spent so far", "exposure", "updates", "lost"],
+        ["seed", *marked.values(), "ε coalition" if mechanism.noised else "teammate"],
         [
             [
                 row["seed"],
-                f"{row['epsilon_team']:.3f}",
-                f"{row['epsilon_agent']:.3f}",
-                "none",
-                f"{row['epsilon_team_spent']:.3f}, {row['epsilon_agent_spent']:.3f}*",
+                *(f"{row[f'epsilon_{name}']:.3f}" for name in marked),
+                f"{row['epsilon_coalition']:.3f}" if mechanism.noised else "none",
+            ]
+            for row in rows
+        ],
+    )
+    typer.echo("Spent so far:")
+    print_table(
+        ["seed", *marked.values(), "exposure", "updates", "lost"],
+        [
+            [
+                row["seed"],
+                *(f"{row[f'epsilon_{name}_spent']:.3f}" for name in marked),
                 f"{row['exposure']:,} of {row['exposure_bound']:,}",
                 f"{row['updates']:,}",
                 f"{row['lost']:,}",
@@ -76,5 +95,7 @@ def main(
             for row in rows
         ],
     )
-    typer.echo("* conditional; only ε team is proven (docs/privacy.md).")
+    typer.echo("* conditional; the other ε are proven (docs/privacy.md).")
+    if mechanism.noised:
+        typer.echo(f"A teammate: {promise}.")
     typer.echo(f"{MEANING}\n\n{randomness.MEANING[source]}")

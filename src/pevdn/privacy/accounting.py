@@ -6,15 +6,23 @@ exactly that many Poisson-subsampled Gaussian mechanisms at rate q = expected ba
 Whether an update happened is public, so the coin that decided it adds no privacy beyond the lower
 exposure.
 
-Three observers, always reported together (theorem, proof and limits: docs/privacy.md):
+Observers, always reported together (theorem, proof and limits: docs/privacy.md):
 
+- `record` (pe-vdn-d): any t teammates, pooled with any outsider. They see all opened sums and all
+  parameters at all times. Protected is one agent's *record* of one episode. It is in n noised
+  openings and in the agent's own updates, with samples that only this agent knows.
+- `coalition` (pe-vdn-d): the same observer, but protected is a whole episode of all h agents
+  outside the coalition: their updates compose, and their messages add up to h times the norm. One
+  teammate alone is the worst coalition, h = N − 1.
 - `team`: an outsider who sees all N agents. One episode is in every agent's gradient, so the
-  joint sensitivity is √N · C. By post-processing the same ε bounds what an outsider learns who
-  sees fewer than all agents.
+  joint sensitivity is √N · C. With pe-vdn-d each agent draws its own sample, so N times as many
+  updates compose instead, each of sensitivity C. By post-processing the same ε bounds what an
+  outsider learns who sees fewer than all agents.
 - `agent`: the loss through one agent's own gradients, with sensitivity C, *conditional* on what its
   teammates contribute. Teammates learn from the episode too and feed it back through the team
   error; against an observer of one agent who may exploit that, only `team` is proven.
-- `teammate`: no ε. It sees the opened sums before any noise, and knows the indices.
+- `teammate`: with pe-vdn-d it is the observer of `record`. Otherwise no ε holds: it sees the
+  opened sums before any noise, and knows the indices.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from pevdn.errors import UsageError, unknown
@@ -33,7 +41,17 @@ RELATIONS = {
     "add-or-remove": "the episode never happened in one of the two streams",
     "replace-one": "another episode stands in its place, or another record of one agent",
 }
-OBSERVERS = ("team", "agent")  # the proven one first
+EMPTY_RECORD = (  # the relation of ε record
+    "one agent's record of the episode is empty in one of the two streams, and the records of its "
+    "teammates, the rewards and the lengths stay"
+)
+EMPTY_RECORDS = (  # the relation of ε coalition
+    "the records of all agents outside the coalition are empty in one of the two streams, and "
+    "those of the coalition, the rewards and the lengths stay"
+)
+DURATION = "how long updates take"  # follows from secret samples; ε record does not cover it
+UNCOVERED = "no guarantee against teammates: ε record is infinite"
+OBSERVERS = ("team", "agent")  # the proven one first; with noised openings `record` precedes them
 NO_NOISE = 0.05  # below this multiplier one update costs an ε in the hundreds: reported as infinite
 ORDERS = [*(1 + x / 4 for x in range(1, 44)), *range(12, 64)]  # of the Rényi divergence
 # The program adds discrete noise at a bounded distance from a Gaussian
@@ -49,11 +67,19 @@ TEAMMATE = (
 
 
 class Spent(NamedTuple):
-    """ε for two observers at the same δ; infinite without noise. No ε holds for a teammate."""
+    """ε by observer at the same δ; infinite without noise. No ε record without noised openings."""
 
     epsilon_agent: float
     epsilon_team: float
     delta: float
+    epsilon_record: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The figures by name, that of the strongest observer first."""
+        record = {} if self.epsilon_record is None else {"epsilon_record": self.epsilon_record}
+        own = {"epsilon_team": self.epsilon_team, "epsilon_agent": self.epsilon_agent}
+        return {**record, **own, "delta": self.delta}
 
 
 class Mechanism(NamedTuple):
@@ -64,6 +90,9 @@ class Mechanism(NamedTuple):
     n_agents: int  # N
     delta: float  # δ
     relation: str = "zero-out"
+    openings: int = 0  # n: noised openings of each record; 0: openings carry no noise
+    opening_noise: float = 0.0  # s/M: that hides one record in an opened sum
+    colluders: int = 0  # t: teammates that pool what they see
 
     def checked(self) -> Mechanism:
         """Return self, or raise a UsageError that names the value out of range."""
@@ -76,32 +105,76 @@ class Mechanism(NamedTuple):
             raise UsageError(f"delta is {self.delta:g}, but must be between 0 and 1.")
         if self.relation not in RELATIONS:
             raise unknown("neighbouring relation", self.relation, RELATIONS)
+        if self.noised and self.relation != "zero-out":
+            raise UsageError(
+                f"relation is '{self.relation}', but noised openings are accounted for with "
+                "'zero-out' only, where one agent's record of an episode is empty; leave it out."
+            )
         return self
+
+    @property
+    def noised(self) -> bool:
+        """Whether openings are noised, and each agent draws its own sample (pe-vdn-d)."""
+        return self.openings > 0
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The observers to report, the strongest first."""
+        return ("record", *OBSERVERS) if self.noised else OBSERVERS
 
     def noise_seen(self, observer: str) -> float:
         """Return σ divided by the sensitivity of what the observer sees, in units of C."""
-        return self.noise_multiplier / (math.sqrt(self.n_agents) if observer == "team" else 1.0)
+        jointly = observer == "team" and not self.noised
+        return self.noise_multiplier / (math.sqrt(self.n_agents) if jointly else 1.0)
 
-    def steps(self, updates: int, observer: str) -> Steps:
-        """Return `updates` updates as the observer sees them."""
-        return Steps(updates, self.sampling_rate, self.noise_seen(observer))
+    def steps(self, updates: int, observer: str, openings: int | None = None) -> tuple[Steps, ...]:
+        """Return what the observer sees of an episode, or of a record of it.
+
+        The episode was in the buffer during `updates` updates of each agent, and was opened
+        `openings` times (default: n).
+        """
+        agents = {"team": self.n_agents, "coalition": max(1, self.n_agents - 1)}.get(observer, 1)
+        if not self.noised:
+            return (Steps(updates, self.sampling_rate, self.noise_seen(observer)),)
+        learnt = Steps(agents * updates, self.sampling_rate, self.noise_multiplier)
+        if observer in OBSERVERS:
+            return (learnt,)
+        opened = self.openings if openings is None else openings
+        noise = self.opening_noise
+        if observer == "coalition":  # sensitivity h · M, noise of h agents
+            noise /= math.sqrt(agents * max(1, self.n_agents - self.colluders))
+        return learnt, Steps(opened, 1.0, noise)
 
     def epsilon(
-        self, updates: int, observer: str, accountant: str = "pld", coarseness: float = 1.0
+        self,
+        updates: int,
+        observer: str,
+        accountant: str = "pld",
+        coarseness: float = 1.0,
+        openings: int | None = None,
     ) -> float:
-        """Return ε(δ) of an episode that was in the buffer during `updates` updates."""
-        steps = self.steps(updates, observer)
-        return epsilon(*steps, self.delta, self.relation, accountant, coarseness)
+        """Return ε(δ) of an episode that was in the buffer during `updates` updates.
 
-    def spent(self, exposure: int) -> Spent:
-        """Return the privacy loss of an episode after `exposure` updates."""
-        return Spent(self.epsilon(exposure, "agent"), self.epsilon(exposure, "team"), self.delta)
+        With noised openings, it was opened `openings` times (default: n).
+        """
+        steps = self.steps(updates, observer, openings)
+        return _composed(steps, self.delta, self.relation, accountant, coarseness)
 
-    def affordable(self, budget: float, observer: str, at_most: int) -> int:
-        """Return the largest exposure up to `at_most` whose ε stays within the budget."""
-        if self.epsilon(at_most, observer) <= budget:
-            return at_most
-        return largest_accepted(lambda n: self.epsilon(n, observer) <= budget, 0, at_most)
+    def spent(self, exposure: int, openings: int | None = None) -> Spent:
+        """Return the privacy loss of an episode after `exposure` updates (and n openings)."""
+        of = partial(self.epsilon, exposure, openings=openings)
+        record = of("record") if self.noised else None
+        return Spent(of("agent"), of("team"), self.delta, record)
+
+    def affordable(
+        self, budget: float, observer: str, at_most: int, openings: int | None = None
+    ) -> int:
+        """Return the largest exposure up to `at_most` whose ε stays within the budget, or 0."""
+
+        def within(exposure: int) -> bool:
+            return self.epsilon(exposure, observer, openings=openings) <= budget
+
+        return at_most if within(at_most) else largest_accepted(within, 0, at_most)
 
 
 def largest_accepted(accepted: Callable[[int], bool], low: int, high: int) -> int:
@@ -112,7 +185,6 @@ def largest_accepted(accepted: Callable[[int], bool], low: int, high: int) -> in
     return low
 
 
-@lru_cache(maxsize=4096)
 def epsilon(
     updates: int,
     sampling_rate: float,
@@ -123,15 +195,15 @@ def epsilon(
     coarseness: float = 1.0,
 ) -> float:
     """Return an upper bound on ε(δ) of `updates` Poisson-subsampled Gaussian mechanisms."""
-    steps = [Steps(updates, sampling_rate, noise_multiplier)]
-    return composed(steps, delta, relation, accountant, coarseness)
+    steps = (Steps(updates, sampling_rate, noise_multiplier),)
+    return _composed(steps, delta, relation, accountant, coarseness)
 
 
 class Steps(NamedTuple):
-    """Identical Poisson-subsampled Gaussian mechanisms."""
+    """Identical Poisson-subsampled Gaussian mechanisms: updates, or openings of one record."""
 
     updates: int
-    sampling_rate: float  # q
+    sampling_rate: float  # q; 1 for openings, which are plain Gaussian mechanisms
     noise_multiplier: float  # σ divided by the sensitivity of what the observer sees
 
     @property
@@ -177,25 +249,73 @@ def composed(
         account = renyi_account(ORDERS)
     else:
         # The grid scales with the losses and rounds them up: it overstates ε by less than 0.1 %.
-        most = max(some.noise_multiplier for some in steps)
-        interval = 1e-3 / most ** (1 if most > 1 else 2)
+        # The smallest losses need the finest grid, unless much larger ones outweigh them.
+        noises = [some.noise_multiplier for some in steps]
+        interval = max(_interval(max(noises)), _interval(min(noises)) / 10)
         account = PLDAccountant(neighbours, value_discretization_interval=interval * coarseness)
     for some in steps:
         account.compose(some.event)
     return at_delta(account, delta)
 
 
-def check_size(parameters: int, exposure: int) -> None:
+@lru_cache(maxsize=4096)
+def _composed(
+    steps: tuple[Steps, ...], delta: float, relation: str, accountant: str, coarseness: float
+) -> float:
+    return composed(steps, delta, relation, accountant, coarseness)
+
+
+def _interval(noise: float) -> float:
+    """Return the grid on which the losses of Gaussian mechanisms with this noise are rounded."""
+    return 1e-3 / noise ** (1 if noise > 1 else 2)
+
+
+def coalition_size(colluders: int, n_agents: int) -> int:
+    """Return t, the largest number of teammates that may pool what they see; 0 is all but one."""
+    if colluders < 0:
+        raise UsageError(f"colluders is {colluders}, but must be at least 0.")
+    if colluders >= max(2, n_agents):
+        raise UsageError(
+            f"colluders is {colluders}, but at most {max(1, n_agents - 1)} of {n_agents} agents "
+            "can pool what they see against another; lower it, or leave it out for all but one."
+        )
+    return min(colluders, n_agents - 1) or max(0, n_agents - 1)
+
+
+def covers_teammates(epsilon_record: float | None) -> bool:
+    """Return whether teammates are among those that a run's guarantee holds against."""
+    return epsilon_record is not None and math.isfinite(epsilon_record)
+
+
+def teammate(mechanism: Mechanism, epsilon_record: float | None = None) -> str:
+    """Return what is promised about a teammate in one sentence, given ε record if there is one."""
+    if epsilon_record is None:
+        return TEAMMATE
+    if not covers_teammates(epsilon_record):
+        return (
+            f"{UNCOVERED} at opening_noise {mechanism.opening_noise:g} and "
+            f"noise_multiplier {mechanism.noise_multiplier:g}: a teammate sees opened sums and "
+            "parameters that hide too little; raise them"
+        )
+    return (
+        f"ε record {epsilon_record:.3g} for one agent's record of an episode, against a coalition "
+        f"of up to t = {mechanism.colluders} pooled with any outsider, who see all opened sums "
+        f"(n = {mechanism.openings} of each record) and all parameters; proven, but does not cover "
+        f"{DURATION}"
+    )
+
+
+def check_size(parameters: int, exposure: int, opened: int = 0) -> None:
     """Raise a UsageError if a run noises more numbers than the accountant's error bound covers.
 
-    `parameters` counts those of the whole team.
+    `parameters` counts those of the whole team, `opened` the noised messages of one episode.
     """
     if parameters > LARGEST:
         raise UsageError(
             f"a team of {parameters:,} parameters is larger than the {LARGEST:,} that gradients "
             "can be clipped for in 32-bit numbers; lower hidden_size."
         )
-    if parameters * exposure > COORDINATES:
+    if parameters * exposure + opened > COORDINATES:
         raise UsageError(
             f"a team of {parameters:,} parameters that makes up to {exposure:,} private updates "
             f"with one episode noises more than the {COORDINATES:.2g} numbers that ε is proven "

@@ -11,6 +11,8 @@ before the program continues, and moves the ledger from one state to the next:
     void     reserved → idle     the world failed before the chunk made an update
     renew    any → same          new random numbers from the state of line `after` on
     copied   any → same          the run continues in a copy of its directory
+    opening  any → same          a digest of what a party enters into the opening of a step
+    salt     any → same          new random numbers of a party for all steps after `after`
 
 - *Chunk*: iterations of the compiled program between a `reserve` and its `settle`.
 - *Lineage*: the settle and renew lines that lead from the start to the current end of the run.
@@ -24,6 +26,17 @@ before the program continues, and moves the ledger from one state to the next:
   renewal discarded, and reservations without settlement, in full. They count for every episode on
   top of the exposure in the lineage.
 
+*Openings* of pe-vdn-d. A record is opened at n ages that are fixed in advance, by iterations after
+it is stored, so at most n times along any path of states, and at most once in an iteration. All
+states that were ever reached form a tree; what is lost are paths that branch off: the chunks that
+one renewal discards follow each other, and so do the iterations of a reservation without
+settlement. A record is stored in one of these paths or in the lineage, which opens it at most n
+times. A path that branches off later finds it stored already, and opens it again at later ages
+only: at most n − 1 times, and at most once in an iteration. So no record is opened more than
+n + Σ min(iterations lost, n − 1) times, over all lost paths; with n = 1 nothing is added. Chunks
+are reserved with the openings inside them. A party instead books each opening in a line of its
+own, and never enters two versions of one (`book_opening`): no record is opened more than n times.
+
 All counts follow from the lines alone. A crash may over-count, never under-count.
 
 `ledger.head` holds the number and checksum of the last line and so reveals missing lines.
@@ -36,6 +49,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +75,7 @@ class Chunk(NamedTuple):
     made: list[int]  # updates by seed, for a repetition
     digest: str  # of the result, for a repetition
     devices: int = 1  # that share the seeds; rounding differs between numbers of devices
+    openings: int = 0  # largest number of openings of one record in it
 
 
 class Ledger:
@@ -73,6 +88,11 @@ class Ledger:
         self._at = 0  # entries of the lineage that the current state contains
         self._reserved = 0  # updates of the open reservation
         self._crashed = 0  # updates of reservations that were never settled
+        self._booked = 0  # openings of one record, if it was in all that were booked
+        self._opening = 0  # openings of one record in the open reservation
+        self._lost_openings = 0  # of one record, in paths that branch off the lineage
+        self._entered: dict[int, str] = {}  # digests of a party's openings, by step of the protocol
+        self._salts: list[tuple[int, str]] = []  # of a party: for steps after the first, in order
         for line in lines:
             self._apply(line)
 
@@ -87,18 +107,33 @@ class Ledger:
             case "reserve":
                 self._crashed += self._reserved
                 self._reserved = line["updates"]
+                self._lost_openings += self._opened_again(self._opening)
+                self._opening = line.get("openings", 0)
+                self._booked += self._opening
             case "void":
-                self._reserved = 0
+                self._reserved = self._opening = 0
             case "settle":
-                self._reserved = 0
+                self._reserved = self._opening = 0
                 self._computed = _plus(self._computed, line["made"])
                 if line["repeats"] is None:
                     self._lineage.append(line)
             case "renew":
+                discarded = 0  # openings of one record
                 while self._lineage and self._lineage[-1]["line"] > line["after"]:
                     entry = self._lineage.pop()
                     self._discarded = _plus(self._discarded, entry.get("made", self._zeros))
+                    discarded += entry.get("openings", 0)
+                self._lost_openings += self._opened_again(discarded)
                 self._lineage.append(line)
+            case "opening":
+                self._entered[line["step"]] = line["digest"]
+                self._booked += 1
+            case "salt":
+                self._salts.append((line["after"], line["nonce"]))
+
+    def _opened_again(self, openings: int) -> int:
+        """The openings on a lost path of a record that was stored, and so opened, before it."""
+        return min(openings, max(0, self.mechanism.openings - 1))
 
     # ---- open, read and resume ------------------------------------------------------------
 
@@ -112,12 +147,13 @@ class Ledger:
         planned: int,
         affordable: int | None = None,
         randomness: str = "seed",
+        budget: tuple[float, str] | None = None,
     ) -> Ledger:
         """Write a new ledger; its `open` line is on the disk when this returns.
 
         `planned` is the largest exposure that the settings allow, `affordable` the largest that
-        the run's budget allows, if it has one; `randomness` names the source of the noise. A ledger
-        with more than an `open` line is never replaced.
+        the run's `budget` of ε for an observer allows, if it has one; `randomness` names the
+        source of the noise. A ledger with more than an `open` line is never replaced.
         """
         path = folder / FILE
         if cls.begun(folder):
@@ -130,7 +166,8 @@ class Ledger:
         ledger = cls(folder, [])
         facts: Line = {"version": VERSION, "run": run, "nonce": secrets.token_hex(8)}
         facts |= {"seeds": seeds, "randomness": randomness, "mechanism": mechanism._asdict()}
-        facts |= {"planned": planned, "affordable": affordable, "inode": path.stat().st_ino}
+        facts |= {"planned": planned, "affordable": affordable, "budget": budget}
+        facts |= {"inode": path.stat().st_ino}
         ledger._append("open", **facts)
         sync_directory(folder)
         return ledger
@@ -252,16 +289,19 @@ class Ledger:
         limit: Sequence[int],
         updates_each: int,
         devices: int = 1,
+        openings_each: int = 0,
     ) -> Chunk:
         """Record a chunk before it is computed, and return its limits.
 
-        These are the requested ones, or those of the pending chunk that is to be repeated.
+        These are the requested ones, or those of the pending chunk that is to be repeated. An
+        iteration makes up to `updates_each` updates, and opens a record up to `openings_each`
+        times.
         """
         entry = self._pending
-        chunk = Chunk(until, iterations, list(limit), [], "", devices)
+        chunk = Chunk(until, iterations, list(limit), [], "", devices, iterations * openings_each)
         if entry is not None:
             assert entry["kind"] == "settle", "call take_renewal before reserve"
-            chunk = Chunk(*(entry[name] for name in Chunk._fields))
+            chunk = Chunk(**{name: entry[name] for name in Chunk._fields if name in entry})
         if chunk.until != until:
             raise _refused(self.folder / FILE, "its chunks do not match this run")
         if chunk.devices != devices:
@@ -271,7 +311,8 @@ class Ledger:
                 f"{chunk.devices}`, or with --new-noise, which draws new random numbers and counts "
                 "the lost updates as spent."
             )
-        self._append("reserve", updates=chunk.iterations * updates_each, repeats=_number_of(entry))
+        facts = {"updates": chunk.iterations * updates_each, "openings": chunk.openings}
+        self._append("reserve", **facts, repeats=_number_of(entry))
         return chunk
 
     def settle(
@@ -290,9 +331,38 @@ class Ledger:
         self._append("settle", **done._asdict(), exposure=list(exposure), repeats=_number_of(entry))
         self._at += 1  # only now: if writing the line fails the caller keeps the old state
 
+    def new_salt(self, completed: int) -> None:
+        """Let a party draw new random numbers after a restart, for all steps that it did not begin.
+
+        `completed` is its last step. A copy or a backup that goes on plays other episodes; under
+        the same noise their difference would show. A step whose opening is booked keeps its salt.
+        """
+        after = max(completed, *self._entered, 0)
+        self._append("salt", after=after, nonce=secrets.token_hex(16))
+
+    def salt(self, step: int) -> str:
+        """Return what a party's random numbers of a step depend on, beside its secret."""
+        later = [nonce for after, nonce in self._salts if after < step]
+        return later[-1] if later else self.nonce
+
     def void(self) -> None:
         """Cancel the reservation: the chunk made no update."""
         self._append("void")
+
+    def book_opening(self, step: int, digest: str) -> None:
+        """Record what a party enters into an opening, before it sends the first share.
+
+        `step` is that of the protocol, and `digest` is over the messages with their noise. A step
+        is booked once: entering the same again reveals nothing new, and anything else is refused.
+        """
+        if step not in self._entered:
+            self._append("opening", step=step, digest=digest)
+        elif self._entered[step] != digest:
+            raise PevdnError(
+                f"step {step} was to open other messages than {self.folder / FILE} has booked for "
+                "it, so two noisy versions of the same records would be revealed; restore the "
+                "whole directory, or restart the whole team."
+            )
 
     # ---- report ---------------------------------------------------------------------------
 
@@ -331,20 +401,52 @@ class Ledger:
         It does not depend on the results, so it also holds for a run that is stopped because of
         them.
         """
-        planned, affordable = self.lines[0]["planned"], self.lines[0]["affordable"]
+        planned, affordable = self.lines[0]["planned"], self.affordable
         bounds = []
         for reached, lost in zip(self._exposure, self.lost, strict=True):
             most = planned if affordable is None else min(planned, affordable - lost)
             bounds.append(max(most, reached) + lost)
         return bounds
 
+    @property
+    def affordable(self) -> int | None:
+        """Return the largest exposure that the budget allows, given the openings that were lost."""
+        first = self.lines[0]["affordable"]
+        if first is None or not self.lost_openings:
+            return None if first is None else int(first)
+        epsilon, observer = self.lines[0]["budget"]
+        return self.mechanism.affordable(epsilon, observer, int(first), self.openings_bound)
+
+    @property
+    def openings(self) -> int:
+        """Return the openings of the most opened record so far, including all that may be lost."""
+        return min(self.mechanism.openings, self._booked) + self.lost_openings
+
+    @property
+    def openings_bound(self) -> int:
+        """Return the most openings that a record can end with if no more chunks are lost."""
+        return self.mechanism.openings + self.lost_openings
+
+    @property
+    def lost_openings(self) -> int:
+        """Return the openings of one record that were made, or may have been, on lost paths."""
+        return self._lost_openings + self._opened_again(self._opening)
+
     def spent(self) -> list[Spent]:
         """Return ε of the exposure so far, by seed: for a run that continues whatever it shows."""
-        return [self.mechanism.spent(n) for n in self.exposure]
+        return [self.mechanism.spent(n, self.openings) for n in self.exposure]
 
     def guaranteed(self) -> list[Spent]:
         """Return ε of the bound, by seed: for a run that may stop at any time, for any reason."""
-        return [self.mechanism.spent(n) for n in self.bound]
+        return [self.mechanism.spent(n, self.openings_bound) for n in self.bound]
+
+    def coalition(self) -> list[float]:
+        """Return ε of the bound for a coalition and a whole episode of all other agents, by seed.
+
+        There is none without noised openings.
+        """
+        of = partial(self.mechanism.epsilon, observer="coalition", openings=self.openings_bound)
+        return [of(n) for n in self.bound] if self.mechanism.noised else []
 
     @property
     def _exposure(self) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pevdn.errors import UsageError, unknown
 from pevdn.privacy import accounting
-from pevdn.privacy.accounting import NO_NOISE, OBSERVERS
+from pevdn.privacy.accounting import NO_NOISE
 from pevdn.privacy.planner import Plan
 
 NUMBERS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}  # shape η of the count
@@ -37,7 +37,7 @@ def all_examined(runs: Sequence[Plan], observer: str, delta: float) -> float:
         raise UsageError(
             f"the runs of a search must share one relation, but have {relation} and {others}."
         )
-    alike = Counter(run.mechanism.steps(run.exposure, observer) for run in runs)
+    alike = Counter(some for run in runs for some in run.mechanism.steps(run.exposure, observer))
     steps = [one._replace(updates=times * one.updates) for one, times in alike.items()]
     return accounting.composed(steps, delta, relation)
 
@@ -51,15 +51,16 @@ def best_examined(plan: Plan, mean: float, observer: str, number: str) -> float 
     """
     if number not in NUMBERS:
         raise unknown("distribution of the number of runs", number, NUMBERS)
-    steps = plan.mechanism.steps(plan.exposure, observer)
+    steps = [some for some in plan.mechanism.steps(plan.exposure, observer) if some.updates]
     always_one = mean == 1 and number != "poisson"
-    if always_one or steps.updates == 0 or steps.noise_multiplier < NO_NOISE:
+    if always_one or not steps or min(some.noise_multiplier for some in steps) < NO_NOISE:
         return plan.epsilon(observer)
     if plan.relation != "zero-out":
         return None
-    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+    from dp_accounting.dp_event import ComposedDpEvent, RepeatAndSelectDpEvent
 
-    repeated = RepeatAndSelectDpEvent(steps.event, mean, NUMBERS[number])
+    one_run = ComposedDpEvent([some.event for some in steps])
+    repeated = RepeatAndSelectDpEvent(one_run, mean, NUMBERS[number])
     return accounting.at_delta(accounting.renyi_account(ORDERS).compose(repeated), plan.delta)
 
 
@@ -76,6 +77,6 @@ def report(plan: Plan, runs: Sequence[int]) -> list[dict[str, Any]]:
             "all": all_examined([plan] * k, observer, plan.delta),
             **{number: best_examined(plan, k, observer, number) for number in NUMBERS},
         }
-        for observer in OBSERVERS
+        for observer in plan.mechanism.observers
         for k in runs
     ]
