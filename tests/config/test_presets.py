@@ -24,11 +24,11 @@ def test_a_preset_is_named_after_the_epsilon_that_is_proven_for_it(name: str) ->
     preset = presets.PRESETS[name]
     plan = Plan.of(presets.configure(None, preset=name), preset.agents)
     assert preset.agents == 3 and plan.steps == preset.steps
-    assert 0.99 * preset.epsilon < plan.epsilon("team") < (1 - 1e-4) * preset.epsilon
+    assert 0.99 * preset.epsilon < plan.epsilon(preset.observer) < (1 - 1e-4) * preset.epsilon
     if name == "paper-c":
         assert f"ε team {plan.epsilon('team'):.2f}" in preset.about
     else:
-        assert name.startswith(f"team-{preset.epsilon:g}")
+        assert name.startswith(f"{preset.observer}-{preset.epsilon:g}")
         assert plan.delta <= 1 / (10 * preset.steps)
 
 
@@ -173,8 +173,8 @@ def test_presets_are_listed_with_what_they_cost_and_shown_in_full() -> None:
     assert all(row["about"].endswith(".") for row in rows.values())
     assert rows["team-8"]["epsilon_team"] == pytest.approx(8, rel=0.01)
     table = " ".join(cli("presets").out.split())
-    assert "preset ε team δ (conditional) steps" in table  # under "ε agent"
-    assert "ε team is proven, ε agent is not" in table
+    assert "preset ε record ε team δ steps description" in table
+    assert "ε record holds against teammates too, in teams of any size" in table
     shown = {
         r["name"]: r["default"]
         for r in json.loads(cli("config", "--preset=paper-c", "--json").out)

@@ -55,7 +55,11 @@ LONG: dict[str, Any] = {"steps": 1600, "eval_every": 40, "checkpoint_every": 600
 PRODUCTION: dict[str, Any] = {_platform.LEVEL: 1, "xla_cpu_parallel_codegen_split_count": 32}
 if "fusion_emitters" in os.environ["XLA_FLAGS"]:
     PRODUCTION["xla_cpu_use_fusion_emitters"] = True
-WORLD = {"pe-vdn-b": "toy:two-step", "pe-vdn-c": "toy:coordination"}
+WORLD = {
+    "pe-vdn-b": "toy:two-step",
+    "pe-vdn-c": "toy:coordination",
+    "pe-vdn-d": "toy:coordination",
+}
 
 
 def slow(*values: Any) -> Any:
@@ -64,7 +68,7 @@ def slow(*values: Any) -> Any:
 
 
 def small(algorithm: str) -> dict[str, Any]:
-    return PRIVATE if algorithm == "pe-vdn-c" else SMALL
+    return SMALL if algorithm == "pe-vdn-b" else PRIVATE
 
 
 def train(algorithm: str, out: Path, steps: int = 200, **changes: Any) -> Run:

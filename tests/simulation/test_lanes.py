@@ -37,9 +37,12 @@ VARIANTS = {  # two values for every setting that may differ
     "exploration_steps": (20, 80),
     "noise_multiplier": (0.5, 1.5),
     "clip_norm": (0.1, 1.0),
+    "message_norm": (0.5, 0.1),
+    "opening_noise": (0.5, 1.5),
     "anchor_penalty": (0.0, 0.1),
 }
-PRIVATE = ("noise_multiplier", "clip_norm")
+PRIVATE, NOISED = ("noise_multiplier", "clip_norm"), ("message_norm", "opening_noise")
+UNUSED = {"pe-vdn-b": PRIVATE + NOISED, "vdn": PRIVATE + NOISED, "pe-vdn-c": NOISED, "pe-vdn-d": ()}
 
 
 def test_every_setting_that_may_differ_is_tried_here():
@@ -60,10 +63,10 @@ def params(state, lane):
     return np.concatenate([np.ravel(np.asarray(x)[lane]) for x in jax.tree.leaves(state.params)])
 
 
-@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c", "vdn"])
+@pytest.mark.parametrize("algorithm", UNUSED)
 def test_a_lane_learns_what_a_program_of_its_own_settings_learns(algorithm):
     """Every numeric setting at once, two lanes: each equals a training with constants."""
-    names = [n for n in VARIANTS if algorithm == "pe-vdn-c" or n not in PRIVATE]
+    names = [n for n in VARIANTS if n not in UNUSED[algorithm]]
     base = {**SETTINGS, "network": "recurrent", "anchor": True}
     variants = [{name: VARIANTS[name][lane] for name in names} for lane in range(2)]
     together = trained(algorithm, 2, base, variants)
@@ -81,7 +84,7 @@ def test_every_setting_makes_a_difference_between_lanes():
     base = {**SETTINGS, "network": "recurrent", "anchor": True}
     first = {name: values[0] for name, values in VARIANTS.items()}
     lanes = [first, *({**first, name: VARIANTS[name][1]} for name in VARIANTS)]
-    state = trained("pe-vdn-c", len(lanes), base, lanes)
+    state = trained("pe-vdn-d", len(lanes), base, lanes)
     averages = state._replace(learners=tuple(x._replace(params=x.average) for x in state.learners))
     for lane, name in enumerate(VARIANTS, 1):
         shown = averages if name == "average_decay" else state

@@ -55,10 +55,16 @@ class SeededCoordination(Coordination):
 INSIDE: dict[str, World] = {
     "pe-vdn-b": worlds.make("toy:two-step"),
     "pe-vdn-c": SeededCoordination(),
+    "pe-vdn-d": SeededCoordination(),
 }
-OUTSIDE = {"pe-vdn-b": tiny.TWO_STEP, "pe-vdn-c": tiny.COORDINATION}
+OUTSIDE = {
+    "pe-vdn-b": tiny.TWO_STEP,
+    "pe-vdn-c": tiny.COORDINATION,
+    "pe-vdn-d": tiny.COORDINATION,
+}
 # With a secret no two trainings would be the same.
-SETTINGS = {"pe-vdn-b": SMALL, "pe-vdn-c": {**PRIVATE, "randomness": "seed"}}
+SEEDED = {**PRIVATE, "randomness": "seed"}
+SETTINGS = {"pe-vdn-b": SMALL, "pe-vdn-c": SEEDED, "pe-vdn-d": {**SEEDED, "openings": 2}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,7 +117,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 # ---- the same training --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c"])
+@pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c", "pe-vdn-d"])
 def test_a_world_gives_the_same_training_inside_of_jax_and_outside(
     algorithm: str, trained: dict[str, Run], tmp_path: Path
 ) -> None:

@@ -116,7 +116,7 @@ def test_a_delta_too_large_for_the_stream_is_noted_before_training(
 def test_an_infinite_epsilon_leaves_the_files_valid_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounting, "epsilon", lambda *_: math.inf)
+    monkeypatch.setattr(accounting, "_composed", lambda *_: math.inf)
     noiseless = train("pe-vdn-c", tmp_path / "run", steps=40)
     assert noiseless.metrics[-1]["epsilon_team"] == noiseless.summary["epsilon_team"] == math.inf
     for file in ("metrics.jsonl", "summary.json"):

@@ -20,6 +20,8 @@ def main(as_json: Json = False) -> None:
                 "name": preset.name,
                 "algorithm": preset.algorithm,
                 "agents": preset.agents,
+                "observer": preset.observer,
+                **({"epsilon_record": plan.epsilon("record")} if plan.openings else {}),
                 "epsilon_team": plan.epsilon("team"),
                 "epsilon_agent": plan.epsilon("agent"),
                 "delta": plan.delta,
@@ -33,13 +35,13 @@ def main(as_json: Json = False) -> None:
         print_json(rows)
         return
     print_table(
-        ["preset", "ε team", "δ", "ε agent (conditional)", "steps", "description"],
+        ["preset", "ε record", "ε team", "δ", "steps", "description"],
         [
             [
                 row["name"],
+                f"{row['epsilon_record']:.2f}" if "epsilon_record" in row else "–",
                 f"{row['epsilon_team']:.2f}",
                 f"{row['delta']:g}",
-                f"{row['epsilon_agent']:.2f}",
                 f"{row['steps']:,}",
                 row["about"],
             ]
@@ -47,5 +49,6 @@ def main(as_json: Json = False) -> None:
         ],
     )
     typer.echo(
-        f"For teams of {presets.AGENTS}. ε team is proven, ε agent is not (docs/privacy.md)."
+        f"ε record holds against teammates too, in teams of any size; ε team against outsiders, in "
+        f"teams of {presets.AGENTS} (docs/privacy.md)."
     )

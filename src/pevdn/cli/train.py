@@ -12,7 +12,7 @@ from pevdn.cli.output import Json, print_json
 
 
 def main(
-    algorithm: Annotated[str, typer.Argument(help="iql, vdn, pe-vdn-a, pe-vdn-b or pe-vdn-c.")],
+    algorithm: Annotated[str, typer.Argument(help="One that `pevdn algorithms` lists.")],
     env: Annotated[str, typer.Option(help="World id; `pevdn worlds` lists them.")] = "smax-sc2:3m",
     preset: Annotated[
         str | None, typer.Option(help="Preset to start from; `pevdn presets` lists them.")
@@ -30,7 +30,8 @@ def main(
     epsilon_budget: Annotated[
         float | None,
         typer.Option(
-            help="Stop before ε (of the team; or --set budget_observer=agent) exceeds it."
+            help="Stop before ε exceeds it: ε record of pe-vdn-d, else ε team; or --set "
+            "budget_observer=team or agent."
         ),
     ] = None,
     out: Annotated[
@@ -63,9 +64,12 @@ def main(
         }
     )
     planner.check_preset(preset, settings, config)
+    told = reporter()
+    if (note := planner.other_team(preset, settings, config)) is not None:
+        told.note(note)
     from pevdn.training.loop import begin  # loads JAX, so after the checks
 
-    show(begin(config, out, reporter(), options), as_json)
+    show(begin(config, out, told, options), as_json)
 
 
 def show(run: Any, as_json: bool) -> None:

@@ -1,8 +1,8 @@
 """Presets: settings for a given privacy budget.
 
-A preset is named after its proven ε, that of the team observer (docs/privacy.md), for the number
-of agents, steps and δ that it was made for. Explicit settings override it. config.yaml holds the
-resulting settings, not the name of the preset.
+A preset is named after its proven ε (docs/privacy.md), for the steps and δ that it was made for:
+that of the team observer for a number of agents, or ε record, which holds against teammates too.
+Explicit settings override it. config.yaml holds the resulting settings, not the name of the preset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAPER_DELTA = 4.88e-4  # 1024 episodes to the power of −1.1
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings that keep ε of the team observer within `epsilon`, in a team of `agents`."""
+    """Settings that keep ε of the `observer` within `epsilon`, in a team of `agents`."""
 
     name: str
     algorithm: str
@@ -33,10 +33,14 @@ class Preset:
     about: str
     options: Mapping[str, Any] = field(default_factory=dict)  # runtime options
     agents: int = AGENTS
+    observer: str = "team"  # whose ε the preset is named after: team, or record (pe-vdn-d)
 
     @property
     def delta(self) -> float:
         return float(self.settings["delta"])
+
+
+_ANCHOR = {"anchor": True, "anchor_penalty": 0.0}  # only chooses the released model
 
 
 def _short(name: str, epsilon: float, noise: float, about: str) -> Preset:
@@ -62,14 +66,41 @@ def _long(name: str, epsilon: float, noise: float, about: str) -> Preset:
         "clip_norm": 0.5,
         "noise_multiplier": noise,
         "delta": default_delta(LONG),
-        "anchor": True,
-        "anchor_penalty": 0.0,  # the anchor only chooses the released model
+        **_ANCHOR,
         "eval_every": 40_000,
         "eval_episodes": 128,
     }
     options = {"checkpoint_every": 400_000}
     return Preset(name, "pe-vdn-c", epsilon, LONG, settings, about, options)
 
+
+def _record(
+    name: str, epsilon: float, noise: float, opening_noise: float, about: str, **settings: Any
+) -> Preset:
+    """The defaults of pe-vdn-d, with noise for a budget against all teammates together."""
+    own = {
+        **{"noise_multiplier": noise, "opening_noise": opening_noise, **_ANCHOR},
+        **{"delta": default_delta(STEPS), "eval_every": 10_000, "eval_episodes": 64},
+        **settings,
+    }
+    steps = LONG if own["delta"] == default_delta(LONG) else STEPS
+    options = {"checkpoint_every": 400_000} if steps == LONG else {}
+    return Preset(name, "pe-vdn-d", epsilon, steps, own, about, options, observer="record")
+
+
+_RECORD_LONG = {
+    "buffer_size": 8192,
+    "parallel_episodes": 128,
+    "exploration_steps": 100_000,
+    "learning_rate": 3e-3,
+    "learning_rate_steps": LONG,
+    "learning_rate_end": 0.2,
+    "average_decay": 0.9995,
+    "clip_norm": 0.3,
+    "delta": default_delta(LONG),
+    "eval_every": 40_000,
+    "eval_episodes": 128,
+}
 
 PAPER = {  # the private algorithm as in the paper and its code
     "network": "recurrent",
@@ -97,6 +128,31 @@ PAPER = {  # the private algorithm as in the paper and its code
 PRESETS: dict[str, Preset] = {
     p.name: p
     for p in (
+        _record(
+            "record-8",
+            8.0,
+            1.3,
+            0.885,
+            "The defaults of pe-vdn-d, for ε record 8 against all teammates together.",
+        ),
+        _record(
+            "record-8-long",
+            8.0,
+            1.2,
+            0.856,
+            "Eight times the steps and twice the buffer, for ε record 8.",
+            **_RECORD_LONG,
+            message_norm=0.35,
+            return_lambda=0.5,
+        ),
+        _record(
+            "record-2.9-long",
+            2.9,
+            2.5,
+            2.15,
+            "The same with twice the noise, for ε record 2.9.",
+            **_RECORD_LONG,
+        ),
         _short("team-8", 8.0, 1.71, "The defaults of pe-vdn-c, for ε team 8."),
         _short("team-4", 4.0, 2.577, "The same with 1.5 times the noise, for ε team 4."),
         _long("team-8-long", 8.0, 1.268, "Eight times the steps and the buffer, for ε team 8."),
@@ -142,8 +198,8 @@ def find(name: str) -> Preset:
         why, new, before = RENAMED[name]
         now = PRESETS[new]
         raise UsageError(
-            f"preset '{name}' was named after {why}; use '{new}' (ε team {now.epsilon:g} at δ "
-            f"{now.delta:g}), or add {before} to train as before."
+            f"preset '{name}' was named after {why}; use '{new}' (ε {now.observer} "
+            f"{now.epsilon:g} at δ {now.delta:g}), or add {before} to train as before."
         )
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "`pevdn presets` lists all of them.")

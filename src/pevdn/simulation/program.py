@@ -227,8 +227,12 @@ class Simulation(TeamUpdate):
         active: Array,
         limit: Array | int,
     ) -> State:
-        """APPEND a block of episodes, and make the updates that are due."""
+        """APPEND a block of episodes, and make the openings and updates that are due."""
+        block_key = state.key
         state = self.append(state, played, next_key, active)
+        for number, age in enumerate(self.ages):
+            slots = self.slots_of_age(state.episodes, age, active)
+            state = self.open(state, slots, self.opening_keys(block_key, number))
 
         def update(state: State, keys: Array) -> tuple[State, None]:
             state, ready = self._due(state, keys, active, limit)
@@ -249,6 +253,23 @@ class Simulation(TeamUpdate):
             env_steps=state.env_steps + jnp.where(active, played.length.sum(1), 0),
             episodes=state.episodes + jnp.where(active, block, 0),
         )
+
+    @property
+    def ages(self) -> list[int]:
+        """The ages, in episodes, at which episodes are opened."""
+        return schedule.opening_ages(self.config) if self.config.noised else []
+
+    def slots_of_age(self, episodes: Array, age: int, active: Array) -> Array:
+        """Return the slots (S, E) of the block stored `age` episodes before the newest one."""
+        size, block = self.settings.buffer_size, self.config.block_size
+        first = episodes - block - age
+        slots = schedule.slots(first[:, None], jnp.arange(block), size)
+        return jnp.where((active & (first >= 0))[:, None], slots, size)  # the scratch slot
+
+    def opening_keys(self, block_key: Array, number: int) -> tuple[Array, Array]:
+        """Return the keys (S,) of shares and noise of one opening of a block."""
+        keys: tuple[Array, Array] = jax.vmap(partial(derive.of_opening, number=number))(block_key)
+        return keys
 
     def _due(
         self, state: State, keys: Array, active: Array, limit: Array | int

@@ -74,9 +74,7 @@ def as_episodes(recordings: tuple[Episode, ...], length: Array) -> tuple[Episode
 
     def stored(recording: Episode) -> Episode:
         every = jnp.broadcast_to(length[:, None], recording.length.shape)
-        fields = {
-            name: jnp.moveaxis(x, 0, 3) for name, x in recording._asdict().items() if x.ndim > 3
-        }
-        return Episode(**fields, length=every)
+        fields = recording.map(lambda x: jnp.moveaxis(x, 0, 3) if x.ndim > 3 else x)
+        return fields._replace(length=every)
 
     return tuple(map(stored, recordings))

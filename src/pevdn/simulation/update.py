@@ -1,7 +1,8 @@
 """One update of a whole team: sample, message, exchange, gradient, release, improve.
 
 Agents are an array axis here (one per kind, see `team`), and so are lanes. Agent code is mapped
-over both and sees neither. `TeamUpdate.sum_batch` has the only line where agents meet.
+over both and sees neither. `TeamUpdate._totals` has the only line where agents meet; if openings
+are noised, `TeamUpdate.form_sum` has it, and each agent then learns alone from its own sample.
 
 Shapes: S lanes, N agents (of one kind), T steps, B minibatch. Arrays of agents are (S, N, ...).
 """
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pevdn.agent import keys as derive
-from pevdn.agent import minibatch, schedule
+from pevdn.agent import learning, minibatch, schedule
 from pevdn.agent.learning import Learner
 from pevdn.agent.networks import Parameters
 from pevdn.agent.program import BY_LANE, AgentProgram
@@ -27,9 +28,9 @@ from pevdn.config.settings import Settings
 from pevdn.exchange import Exchange, central
 from pevdn.exchange.alone import alone
 from pevdn.exchange.broadcast import broadcast
-from pevdn.exchange.secret_shared import Code, secret_shared
+from pevdn.exchange.secret_shared import Code, secret_shared, sum_shares
 from pevdn.privacy import mechanism
-from pevdn.privacy.mechanism import SubsampledGaussian, release_for
+from pevdn.privacy.mechanism import NoisedOpening, SubsampledGaussian, release_for
 from pevdn.simulation.state import State, Sums, each_agent, where_lane
 from pevdn.simulation.team import TeamLayout
 from pevdn.worlds.interface import AgentSpec
@@ -46,6 +47,7 @@ def exchange_for(config: Config, n_agents: int) -> Exchange | None:
         "broadcast": broadcast,
         "secret_shared": partial(secret_shared, code=code, saturating=config.private),
         "central": None,
+        "noised": alone,  # agents met when the episode was opened (`TeamUpdate.form_sum`)
     }
     return exchanges[config.exchange]
 
@@ -73,9 +75,14 @@ class TeamUpdate:
         if config.private and "noise_multiplier" in self.by_lane:
             noises = [float(x) for x in self.by_lane["noise_multiplier"] if x > 0]
             self.release = SubsampledGaussian.of(config.settings, min(noises, default=0.0))
-        self.program = AgentProgram.of(config, self.release)
+        self.opening = self._opening() if config.noised else None
+        self.program = AgentProgram.of(config, self.release, self.opening)
         self.horizons = minibatch.horizons(max_steps)
         self.part = minibatch.part_size(config)
+
+    def _opening(self) -> NoisedOpening:
+        noises = [float(x) for x in self.by_lane.get("opening_noise", ()) if x > 0]
+        return NoisedOpening.of(self.settings, len(self.team), min(noises, default=None))
 
     @property
     def settings(self) -> Settings:
@@ -91,17 +98,79 @@ class TeamUpdate:
         total, refused = self.sum_minibatch(state, slots, keys)
         return self._release(total, keys), refused
 
+    def open(self, state: State, slots: Array, keys: tuple[Array, Array]) -> State:
+        """Open the team errors of the episodes in slots (S, E), with noise inside the sum.
+
+        Each agent stores what it opened in its own replay; keys (S,) are for shares and noise.
+        """
+        batches = self.replay.fetch(state, slots, self.horizons[-1])
+        return self.replay.store_opened(state, slots, self.opened(state.learners, batches, *keys))
+
+    def opened(
+        self,
+        learners: tuple[Learner, ...],
+        batches: tuple[Episode, ...],
+        share_keys: Array,
+        noise_keys: Array,
+    ) -> tuple[Array, ...]:
+        """Return what each agent stores of an opening of episodes, by kind (S, N, T, E)."""
+        assert self.opening is not None
+        own_keys = jax.vmap(partial(derive.of_agents, agents=len(self.team)))(noise_keys)
+
+        def offer(key: Array, theta: Any, target: Any, batch: Episode, lane: Any) -> Any:
+            words = mechanism.words(key, *batch.rewards.shape)
+            program = self.program.vary(lane)
+            offered, own = program.offer(theta, target, batch, words)
+            return program.opening.encode(offered), own
+
+        def keep(total: Array, own: Array, batch: Episode, lane: Any) -> Array:
+            return self.program.vary(lane).opened(total, own, batch)
+
+        offers = [
+            each_agent(offer, 4)(
+                own_keys[:, jnp.array(kind.members)],
+                learner.params,
+                learner.target,
+                batch,
+                self.by_lane,
+            )
+            for kind, learner, batch in zip(self.team.kinds, learners, batches, strict=True)
+        ]
+        words = jnp.stack(self.team.by_agent([w for w, _ in offers], axis=1), axis=1)
+        total = self.form_sum(share_keys, words)
+        return tuple(
+            each_agent(keep, 0, 3)(total, own, batch, self.by_lane)
+            for (_, own), batch in zip(offers, batches, strict=True)
+        )
+
+    def form_sum(self, keys: Array, words: Array) -> Array:
+        """Return the sums modulo p (S, T, E) of all agents' words (S, N, T, E), opened to all."""
+        assert self.opening is not None
+        form = partial(sum_shares, modulus=self.opening.modulus)
+        return jax.vmap(form)(keys, words)  # the only line where agents meet
+
     def sample(self, state: State, keys: Array) -> Array:
-        """CHOOSE the slots of a minibatch (S, B)."""
+        """CHOOSE the slots of a minibatch (S, B); of each agent's own one (S, N, B) if noised."""
         size = self.settings.buffer_size
-        draw = partial(jax.random.bits, shape=(size,), dtype=jnp.uint32)
-        words = jax.vmap(draw)(keys[:, derive.MINIBATCH])
-        return jax.vmap(self.release.sample)(words, schedule.filled(state.episodes, size))
+        filled = schedule.filled(state.episodes, size)
+
+        def draw(key: Array, filled: Array) -> Array:
+            return self.release.sample(jax.random.bits(key, (size,), jnp.uint32), filled)
+
+        if not self.config.noised:
+            return jax.vmap(draw)(keys[:, derive.MINIBATCH], filled)
+        of_agents = partial(derive.of_agents, agents=len(self.team))
+        own_keys = jax.vmap(of_agents)(keys[:, derive.MINIBATCH])
+        return each_agent(draw, 1)(own_keys, filled)
 
     def sum_minibatch(self, state: State, slots: Array, keys: Array) -> Sums:
-        """Sum every agent's gradients over the episodes in slots (S, B), part by part."""
+        """Sum every agent's gradients over the episodes in slots, part by part.
+
+        Slots are (S, B), or (S, N, B) if each agent has its own sample.
+        """
         lengths, P = self.replay.lengths(state), self.part
         slots, parts = self._in_parts(slots, lengths)
+        lengths = lengths.reshape(len(lengths), *([1] * (slots.ndim - 2)), -1)
 
         def sum_part(slots: Array, part: Array, steps: int) -> Sums:
             batches = self.replay.fetch(state, slots, steps)
@@ -112,8 +181,8 @@ class TeamUpdate:
 
         def add(carry: tuple[Array, Sums]) -> tuple[Array, Sums]:
             part, sums = carry
-            own = jax.lax.dynamic_slice_in_dim(slots, part * P, P, axis=1)
-            played = jnp.take_along_axis(lengths, own, axis=1)
+            own = jax.lax.dynamic_slice_in_dim(slots, part * P, P, axis=-1)
+            played = jnp.take_along_axis(lengths, own, axis=-1)
             longest = jnp.max(jnp.where(own == self.settings.buffer_size, 0, played))
             which = jnp.searchsorted(jnp.array(self.horizons), longest)
             return part + 1, _add(sums, jax.lax.switch(which, horizons, own, part))
@@ -123,7 +192,12 @@ class TeamUpdate:
 
     def _in_parts(self, slots: Array, lengths: Array) -> tuple[Array, Array]:
         private = self.config.private
-        return minibatch.in_parts(slots, lengths, self.horizons, self.part, private)
+        if slots.ndim == 2:
+            return minibatch.in_parts(slots, lengths, self.horizons, self.part, private)
+        S, N, B = slots.shape
+        flat, lengths = slots.reshape(S * N, B), jnp.repeat(lengths, N, axis=0)
+        flat, parts = minibatch.in_parts(flat, lengths, self.horizons, self.part, private)
+        return flat.reshape(S, N, -1), parts
 
     def no_sums(self, state: State) -> Sums:
         """Return the sums over no episodes, with no message refused."""
@@ -150,7 +224,7 @@ class TeamUpdate:
     ) -> Sums:
         """Sum every agent's gradients over episodes by kind (S, N, T, B, ...).
 
-        `padding` (S, B) marks empty slots; keys (S,) are for the shares.
+        `padding` marks empty slots, (S, B) or by agent (S, N, B); keys (S,) are for the shares.
         """
         params = [learner.params for learner in learners]
         targets = [learner.target for learner in learners]
@@ -169,18 +243,34 @@ class TeamUpdate:
             each_agent(message, 3)(*own, self.by_lane)
             for own in zip(params, targets, batches, strict=True)
         ]
-        messages = jnp.stack(self.team.by_agent([m for m, _ in computed], axis=1), axis=1)
-        opened = jax.vmap(self.exchange)(keys, messages)  # the only line where agents meet
-        totals = self.team.by_kind([opened.total[:, i] for i in range(len(self.team))], axis=1)
+        totals, refused = self._totals([m for m, _ in computed], keys)
+        paddings = jnp.broadcast_to(
+            padding.reshape(len(padding), -1, padding.shape[-1]),
+            (len(padding), len(self.team), padding.shape[-1]),
+        )
         return tuple(
-            each_agent(gradient, 4, 5)(theta, memo, total, batch, padding, self.by_lane)
-            for theta, (_, memo), total, batch in zip(
-                params, computed, totals, batches, strict=True
+            each_agent(gradient, 5)(
+                theta, memo, total, batch, paddings[:, jnp.array(kind.members)], self.by_lane
             )
-        ), opened.refused
+            for kind, theta, (_, memo), total, batch in zip(
+                self.team.kinds, params, computed, totals, batches, strict=True
+            )
+        ), refused
+
+    def _totals(self, messages: list[Array], keys: Array) -> tuple[Sequence[Array], Array]:
+        """Return what each agent learns from, by kind (S, N, T, B), and the refused messages."""
+        if self.exchange is alone:  # its own message: nothing is sent
+            return messages, jnp.zeros(keys.shape)
+        assert self.exchange is not None
+        sent = jnp.stack(self.team.by_agent(messages, axis=1), axis=1)
+        opened = jax.vmap(self.exchange)(keys, sent)  # the only line where agents meet
+        by_agent = [opened.total[:, i] for i in range(len(self.team))]
+        return self.team.by_kind(by_agent, axis=1), opened.refused
 
     def _central(self, params: Any, targets: Any, batches: Any, lane: Mapping[str, Any]) -> Any:
         s = self.program.vary(lane).settings
+        if not s.bootstrap_timeouts:
+            batches = [jax.vmap(learning.end_by_clock)(batch) for batch in batches]
         return central.team_gradient(
             params, targets, batches, gamma=s.gamma, double_q=s.double_q, lam=s.return_lambda
         )

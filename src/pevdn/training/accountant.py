@@ -1,8 +1,8 @@
 """The privacy accounting of a run: every chunk of updates is booked before and after it runs.
 
-One call of the compiled program is a chunk. `reserve` writes it to the ledger; `compute` runs and
-settles it. A chunk lost in a crash is repeated with the same random numbers and must give the same
-result.
+One call of the compiled program is a chunk. `reserve` writes it to the ledger, with the
+updates that it may make and the openings of a record; `compute` runs and settles it. A chunk lost
+in a crash is repeated with the same random numbers and must give the same result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Accountant:
     def __init__(self, path: Path, config: Config, simulation: Simulation, devices: int) -> None:
         self.path, self.config, self.devices = path, config, devices
         self._simulation = simulation
-        self._affordable = planner.affordable(config, len(simulation.team))
+        planner.affordable(config, len(simulation.team))  # refuses a budget that allows nothing
         self._to_renew = False  # before the first chunk that is not a repetition
 
     # ---- begin and continue ---------------------------------------------------------------
@@ -43,7 +43,7 @@ class Accountant:
             self.ledger = Ledger.read(self.path, fingerprint(self.config))
             return
         sim = self._simulation
-        facts = (self.config, sim.release, len(sim.team), sim.parameters)
+        facts = (self.config, sim.release, len(sim.team), sim.parameters, sim.world.max_steps)
         self.ledger = planner.begin_ledger(self.path, *facts)
 
     def go_on(self, line: int, check: str, new_noise: bool, note: Callable[[str], None]) -> None:
@@ -82,10 +82,10 @@ class Accountant:
     def reserve(self, until: int, iterations: int) -> Chunk:
         """Book a chunk before it runs; a lost chunk comes back as it was."""
         limit = [MOST] * self.config.seeds
-        if self._affordable is not None:
-            limit = [self._affordable - lost for lost in self.ledger.lost]
-        due = self.config.updates_due
-        return self.ledger.reserve(until, iterations, limit, due, self.devices)
+        if (affordable := self.ledger.affordable) is not None:
+            limit = [affordable - lost for lost in self.ledger.lost]
+        facts = (self.config.updates_due, self.devices, int(self.config.noised))
+        return self.ledger.reserve(until, iterations, limit, *facts)
 
     def compute(self, chunk: Chunk, state: State, program: Callable[..., State]) -> State:
         """Run a reserved chunk and book what it did before anything uses the result."""
@@ -97,8 +97,20 @@ class Accountant:
                 self.ledger.void()
             raise
         made, exposure = np.asarray(state.updates) - before, np.asarray(state.exposure)
-        self.ledger.settle(chunk, made.tolist(), exposure.tolist(), state_digest(state))
+        self.ledger.settle(chunk, made.tolist(), exposure.tolist(), self.digest(state))
         return state
+
+    def digest(self, state: State) -> str:
+        """Return a digest of the state, also over what is opened of the stored episodes.
+
+        Openings are repeated with the same noise. If the episodes differ then, as they may in an
+        external world, the noise would hide two different sums: the ledger refuses that.
+        """
+        found = state_digest(state)
+        if not self.config.noised:
+            return found
+        opened = self._simulation.replay.checksum(state)
+        return digest([np.frombuffer(found.encode() + opened, np.uint8)])
 
     # ---- figures --------------------------------------------------------------------------
 

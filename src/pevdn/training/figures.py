@@ -59,9 +59,11 @@ def draw_lines(
         axes.legend(frameon=False)
     title = f"{config.algorithm} on {config.env}, {config.seeds} seed{'s' * (config.seeds > 1)}"
     if guaranteed is not None:
+        record = guaranteed.epsilon_record
+        first = "" if record is None else f"ε record {record:.2f}, "
         title += (
-            f"\nε team {guaranteed.epsilon_team:.2f}, ε agent {guaranteed.epsilon_agent:.2f} "
-            f"(conditional) at δ = {guaranteed.delta:.2g}"
+            f"\n{first}ε team {guaranteed.epsilon_team:.2f}, "
+            f"ε agent {guaranteed.epsilon_agent:.2f} (conditional) at δ = {guaranteed.delta:.2g}"
         )
     axes.set(title=title, xlabel="environment steps", ylabel="win rate", ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)

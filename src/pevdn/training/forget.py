@@ -54,7 +54,8 @@ def forget(run: Run | str | Path) -> Forgotten:
         finally:
             checkpoints.close()
         (run.path / secret.FILE).unlink(missing_ok=True)
-        write_atomically(run.path / README, readme.of_run(config, forgotten=True))
+        text = readme.of_run(config, True, run.summary.get("epsilon_record"))
+        write_atomically(run.path / README, text)
     return Forgotten(run.path, before, _size(run.path), randomness.source(config) == "seed")
 
 

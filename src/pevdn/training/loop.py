@@ -74,7 +74,10 @@ def train(
     world = None if isinstance(env, str) else environment.find(env)
     name = env if world is None else world.name
     config = presets.configure(algorithm, name, steps, seeds, seed, settings, preset)
-    planner.check_preset(preset, settings, config, None if world is None else len(world.agents))
+    agents = None if world is None else len(world.agents)
+    planner.check_preset(preset, settings, config, agents)
+    if reporter is not None and (note := planner.other_team(preset, settings, config, agents)):
+        reporter.note(note)
     options = presets.options_of(preset).replace(
         {
             "buffer": buffer,
@@ -110,6 +113,8 @@ def begin(
             f"rewards are capped at {cap:g} per step (reward_cap, tuned on SMAX); set reward_cap=0 "
             "if larger rewards are common here."
         )
+    if (note := planner.unused_openings(config)) is not None:
+        reporter.note(note)
     if config.private:
         plan = planner.Plan.of(config, len(world.agents))
         if (note := planner.large_delta(plan)) is not None:

@@ -42,8 +42,9 @@ def _figures(evaluated: dict[str, float] | None) -> str:
     for model in ("anchor", "average"):
         if evaluated.get(f"win_rate_{model}") is not None:
             text += f" ({model} {evaluated[f'win_rate_{model}']:.2f})"
-    if "epsilon_team" in evaluated:
-        text += f" · ε team {evaluated['epsilon_team']:.2f} so far"
+    for observer in ("record", "team"):
+        if f"epsilon_{observer}" in evaluated:
+            return f"{text} · ε {observer} {evaluated[f'epsilon_{observer}']:.2f} so far"
     return text
 
 

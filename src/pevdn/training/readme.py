@@ -6,15 +6,21 @@ same tables with reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pevdn.config.experiment import Config
-from pevdn.privacy import randomness
+from pevdn.privacy import planner, randomness
+from pevdn.privacy.accounting import DURATION, UNCOVERED, covers_teammates
 from pevdn.storage.readme import Row, ledger_rows, page, table
 
+_WHOM = ", also against teammates: the sums that they open carry noise"
 
-def of_run(config: Config, forgotten: bool = False) -> str:
-    """Return the README.md of a run's directory; `forgotten` after `pevdn forget`."""
+
+def of_run(config: Config, forgotten: bool = False, epsilon_record: float | None = None) -> str:
+    """Return the README.md of a run's directory; `forgotten` after `pevdn forget`.
+
+    ε record is that of the ledger, once the run has finished.
+    """
     head = f"# A run of pevdn\n\n`{config.algorithm}` on `{config.env}`, "
     rows = _files_of_run(config, forgotten)
     if not config.private:
@@ -34,8 +40,12 @@ def of_run(config: Config, forgotten: bool = False) -> str:
     )
     if forgotten:
         holds, forget = "the seed, and digests that can confirm a guess", ""
+    whom = ""
+    if config.noised:
+        planned = epsilon_record is None and planner.covers_teammates(config)
+        whom = _WHOM if planned or covers_teammates(epsilon_record) else f", but with {UNCOVERED}"
     return page(
-        head + "trained with differential privacy.",
+        head + f"trained with differential privacy{whom}.",
         f"**Do not publish this directory or a copy of it.** It holds {holds}. It has mode 0700: "
         "no other user of the machine can read it; keep that mode when you copy it.",
         "    pevdn publish RUN --out DIR     # copy what may be handed out, and nothing else"
@@ -45,8 +55,19 @@ def of_run(config: Config, forgotten: bool = False) -> str:
     )
 
 
-def of_publication(config: Config, policies: Iterable[str], epsilon: float, delta: float) -> str:
-    """Return the README.md of the output of `pevdn publish`."""
+def of_publication(
+    config: Config, policies: Iterable[str], epsilon: Mapping[str, float | None], delta: float
+) -> str:
+    """Return the README.md of the output of `pevdn publish`; ε is by observer."""
+    record, others = "", "teammates and evaluation episodes"
+    if covers_teammates(epsilon.get("record")):
+        record = (
+            f" For one agent's record of an episode it is ε {epsilon['record']:.3g}, "
+            "against teammates and outsiders together."
+        )
+        others = f"evaluation episodes and {DURATION}"
+    elif "record" in epsilon:
+        record = f" There is {UNCOVERED}."
     files = ", ".join(f"`{name}`" for name in policies)
     lanes = "one team" if config.seeds == 1 else f"{config.seeds} teams (lanes)"
     rows = [
@@ -59,15 +80,15 @@ def of_publication(config: Config, policies: Iterable[str], epsilon: float, delt
     ]
     return page(
         f"# Published by pevdn\n\n{lanes.capitalize()}, trained with `{config.algorithm}` on "
-        f"`{config.env}` under differential privacy: ε {epsilon:.3g} (team observer) at δ "
-        f"{delta:.3g} for one training episode.",
+        f"`{config.env}` under differential privacy: ε {epsilon['team']:.3g} (team observer) at δ "
+        f"{delta:.3g} for one training episode.{record}",
         "Everything in this directory may be handed out: it is computed from parameters that the "
         "theorem covers, from evaluation episodes and from the settings. It contains no training "
         "episode, optimiser state, random key, seed, path or machine name. Lanes are numbered "
         "from 0.",
         randomness.MEANING[randomness.source(config)],
         "`privacy.json` states to whom the guarantee applies and what it does not cover: above all "
-        "teammates and evaluation episodes.",
+        f"{others}.",
         table(rows),
     )
 

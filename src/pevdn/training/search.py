@@ -96,7 +96,8 @@ def table(lines: Sequence[metrics.Line]) -> list[dict[str, Any]]:
             for of_seed in metrics.by_seed(own).values()
         ]
         mean, half = confidence(final)
-        first = {k: v for k, v in own[0].items() if k in ("variant", "changes", "epsilon_team")}
+        facts = ("variant", "changes", "epsilon_record", "epsilon_team")
+        first = {name: own[0][name] for name in facts if name in own[0]}
         rows.append({**first, "win_rate": mean, "half_width_95": half, "by_seed": final})
     return sorted(rows, key=lambda row: -row["win_rate"])
 
@@ -151,7 +152,8 @@ def _facts(number: int, variant: Mapping[str, Any], config: Config, agents: int)
     facts: dict[str, Any] = {"variant": number, "changes": dict(variant)}
     if config.private:
         plan = Plan.of(config, agents)
-        facts |= {"epsilon_team": plan.epsilon("team"), "delta": plan.delta}
+        record = {"epsilon_record": plan.epsilon("record")} if plan.openings else {}
+        facts |= {**record, "epsilon_team": plan.epsilon("team"), "delta": plan.delta}
     return facts
 
 

@@ -11,10 +11,16 @@ from pevdn import __version__
 from pevdn._platform import peak_memory_bytes
 from pevdn.config.experiment import Config
 from pevdn.privacy import randomness
-from pevdn.privacy.accounting import RELATIONS
+from pevdn.privacy.accounting import (
+    DURATION,
+    EMPTY_RECORD,
+    RELATIONS,
+    UNCOVERED,
+    covers_teammates,
+)
 from pevdn.privacy.ledger import Ledger
 from pevdn.training.directory import Run
-from pevdn.training.metrics import by_seed
+from pevdn.training.metrics import by_seed, mean_of_seeds
 
 if TYPE_CHECKING:
     from pevdn.training.checkpoint import Progress
@@ -33,8 +39,23 @@ def column(name: str, model: str) -> str:
     return f"{name}_{model}" if model else name
 
 
-def guarantee(config: Config) -> str:
-    """Explain what ε of a run covers and what it does not."""
+def guarantee(config: Config, epsilon_record: float | None = None, openings: int = 0) -> str:
+    """Explain what ε of a run covers and what it does not.
+
+    ε record, if any, may be infinite; `openings` bounds those of a record.
+    """
+    own = _noised_guarantee(config, covers_teammates(epsilon_record), openings)
+    return " ".join(
+        (
+            own if config.noised else _guarantee(config),
+            "Not covered: evaluation episodes, the choice of settings, the team's reward, lengths "
+            "and timing, and any other training on a copy of this run.",
+            randomness.MEANING[randomness.source(config)],
+        )
+    )
+
+
+def _guarantee(config: Config) -> str:
     relation = config.settings.relation
     return (
         f"ε is for one training episode under the {relation} relation: {RELATIONS[relation]}. "
@@ -46,9 +67,34 @@ def guarantee(config: Config) -> str:
         "therefore against one who sees fewer. epsilon_agent is the loss through one agent's own "
         "updates with its teammates' contributions held fixed: it is conditional, and in general "
         "no bound. There is no differential privacy against teammates: they see the opened sums "
-        "before any noise, and know the indices. Not covered: evaluation episodes, the choice of "
-        "settings, the team's reward, lengths and timing, and any other training on a copy of this "
-        "run. " + randomness.MEANING[randomness.source(config)]
+        "before any noise, and know the indices."
+    )
+
+
+def _noised_guarantee(config: Config, covered: bool, openings: int) -> str:
+    s = config.settings
+    t = f"up to t = {s.colluders} of its teammates" if s.colluders else "all its teammates"
+    record = (
+        f"There is {UNCOVERED}, because the opened sums and parameters that they see hide too "
+        f"little at opening_noise {s.opening_noise:g} and noise_multiplier {s.noise_multiplier:g}. "
+    )
+    if covered:
+        record = (
+            "epsilon_record is for what one agent stored of one training episode: "
+            f"{EMPTY_RECORD}. It holds against {t}, pooled with any outsider, who see all opened "
+            f"sums (of each record n = {openings}, with noise) and all parameters "
+            f"at all times; it does not cover {DURATION}. epsilon_coalition is for the same "
+            "observers and a whole episode of all agents outside the coalition. "
+        )
+    return (
+        f"{record}epsilon_team is for a whole episode, empty for the whole team, and holds "
+        "against an outsider who sees all agents act or their parameters, but not the opened sums. "
+        "epsilon_agent is the loss through one agent's own updates with its teammates' "
+        "contributions held fixed: it is conditional, and in general no bound. All of them cover "
+        "the whole run as configured, plus all updates and openings lost in crashes: they hold no "
+        "matter when or why the run ended. Those that end in _spent cover what was made so far, "
+        "and hold only if the run was not stopped because of its results. They do not cover what "
+        "others observed themselves during an episode."
     )
 
 
@@ -126,15 +172,10 @@ def summarise(
             summary[f"late_{name}_half_width_95"] = half
             summary[f"late_{name}_by_seed"] = late
     if ledger is not None:
-        guaranteed, spent = ledger.guaranteed(), ledger.spent()
-        summary["epsilon_agent"] = max(x.epsilon_agent for x in guaranteed)
-        summary["epsilon_team"] = max(x.epsilon_team for x in guaranteed)
-        summary["epsilon_agent_spent"] = max(x.epsilon_agent for x in spent)
-        summary["epsilon_team_spent"] = max(x.epsilon_team for x in spent)
-        summary["epsilon_teammate"] = None
-        summary["delta"] = ledger.mechanism.delta
+        summary |= _privacy(ledger)
         summary["randomness"] = randomness.source(config)
-        summary["guarantee"] = guarantee(config)
+        facts = summary.get("epsilon_record"), ledger.openings_bound
+        summary["guarantee"] = guarantee(config, *facts)
         if config.settings.epsilon_budget:
             summary["epsilon_budget"] = config.settings.epsilon_budget
             summary["budget_observer"] = config.settings.budget_observer
@@ -157,6 +198,19 @@ def summarise(
     return summary
 
 
+def _privacy(ledger: Ledger) -> dict[str, Any]:
+    """Return ε of the worst seed, for the run as configured and for what was made so far."""
+    guaranteed = mean_of_seeds([x.known for x in ledger.guaranteed()])  # of ε, the largest
+    spent = mean_of_seeds([x.known for x in ledger.spent()])
+    found: dict[str, Any] = {k: v for k, v in guaranteed.items() if k != "delta"}
+    found |= {f"{name}_spent": spent[name] for name in found}
+    if ledger.mechanism.noised:
+        found |= {"epsilon_coalition": max(ledger.coalition())}
+        found |= {"openings": ledger.openings_bound, "colluders": ledger.mechanism.colluders}
+    found["epsilon_teammate"] = found.get("epsilon_record")
+    return found | {"delta": ledger.mechanism.delta}
+
+
 def describe(summary: dict[str, Any]) -> str:
     """Return the summary as a few lines of text."""
     lines = []
@@ -171,11 +225,22 @@ def describe(summary: dict[str, Any]) -> str:
             f"over the last {summary['late_window_steps']:,} steps"
         )
     if "epsilon_team" in summary:
+        record, record_spent, teammate = "", "", "teammate none"
+        if "epsilon_record" in summary:
+            whom = f"against t = {summary['colluders']} teammates and any outsider"
+            if not covers_teammates(summary["epsilon_record"]):
+                whom = "no guarantee against teammates"
+            record = (
+                f"ε record {summary['epsilon_record']:.2f} ({whom}, n = {summary['openings']}), "
+            )
+            record_spent = f"record {summary['epsilon_record_spent']:.2f}, "
+            teammate = f"coalition {summary['epsilon_coalition']:.2f}"
         lines.append(
-            f"privacy  ε team {summary['epsilon_team']:.2f}, "
-            f"ε agent {summary['epsilon_agent']:.2f} (conditional), teammate none, at "
-            f"δ = {summary['delta']:.2g} (spent so far: team {summary['epsilon_team_spent']:.2f}, "
-            f"agent {summary['epsilon_agent_spent']:.2f}): {summary['guarantee']}"
+            f"privacy  {record}ε team {summary['epsilon_team']:.2f}, "
+            f"ε agent {summary['epsilon_agent']:.2f} (conditional), {teammate}, at "
+            f"δ = {summary['delta']:.2g} (spent so far: {record_spent}team "
+            f"{summary['epsilon_team_spent']:.2f}, agent {summary['epsilon_agent_spent']:.2f}): "
+            f"{summary['guarantee']}"
         )
     if summary.get("stopped_by_budget"):
         lines.append(
