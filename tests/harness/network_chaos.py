@@ -39,7 +39,7 @@ from pevdn.worlds.toy import Coordination
 SEED = int(os.environ.get("PEVDN_CHAOS_SEED", "0"))
 SECONDS = float(os.environ.get("PEVDN_CHAOS_SECONDS", "600"))  # of the slow test
 SMALLEST = {"learning_starts": 4, "eval_episodes": 2, "buffer_size": 16, "update_every": 1}
-ALGORITHMS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE}
+ALGORITHMS = {"pe-vdn-b": SMALL, "pe-vdn-c": PRIVATE, "pe-vdn-d": {**PRIVATE, "openings": 2}}
 SNAPSHOTS = 6  # steps from one to the next
 DEADLINE = 90.0  # seconds after which somebody hangs
 AGENTS = 3

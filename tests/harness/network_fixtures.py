@@ -17,10 +17,14 @@ from pevdn.network import keys
 from pevdn.network import party as parties
 from pevdn.network.episodes import CompiledEpisodes
 from pevdn.network.world_server import WorldServer
+from pevdn.privacy.ledger import Ledger
 
 AGENTS: dict[Any, Any] = {}
 WORLDS: dict[Any, Any] = {}
-VARIANTS = [("pe-vdn-b", "shares"), ("pe-vdn-b", "pairwise-masks"), ("pe-vdn-c", "shares")]
+VARIANTS = [
+    *(("pe-vdn-b", "shares"), ("pe-vdn-b", "pairwise-masks")),
+    *(("pe-vdn-c", "shares"), ("pe-vdn-d", "shares")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +91,9 @@ def team(pristine: Path, tmp_path: Path) -> Path:
         target.write_bytes(file.read_bytes())
         target.chmod(stat.S_IMODE(file.stat().st_mode))
     return out
+
+
+@pytest.fixture
+def one_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let parties with equal secrets draw equal numbers, also after a restart."""
+    monkeypatch.setattr(Ledger, "salt", lambda ledger, step: "one")

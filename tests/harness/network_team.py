@@ -50,6 +50,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "noise_multiplier": 1.0,
         "anchor": False,
     },
+    "pe-vdn-d": {
+        **SMALL,
+        "network": "recurrent",
+        "return_lambda": 0.0,
+        "openings": 2,
+    },
 }
 NAMES = ("alice", "bob", "carol")
 
@@ -88,10 +94,10 @@ def make_team(
     return keys.create(out, config, places, f"127.0.0.1:{last}", mode, patience, rehearsal)
 
 
-def party_of(team: Roster, name: str) -> Party:
+def party_of(team: Roster, name: str, body: Any = None) -> Party:
     folder = team.path.parent
     key = roster_file.private_key(folder / f"{name}.key", team.member(name))
-    return Party(team, name, key, folder / f"{name}.data")
+    return Party(team, name, key, folder / f"{name}.data", body)
 
 
 def world_of(team: Roster) -> WorldServer:
@@ -143,6 +149,17 @@ def assert_same(a: Party, b: Party) -> None:
         jax.tree.leaves(a.state.learner), jax.tree.leaves(b.state.learner), strict=True
     ):
         assert np.array_equal(np.asarray(x), np.asarray(y))
+
+
+def assert_near(simulation: Any, state: Any, members: list[Party]) -> None:
+    """Whether all parties have the parameters of their agents in a simulation, to 4 digits."""
+    for kind, learner in zip(simulation.team.kinds, state.learners, strict=True):
+        for n, index in enumerate(kind.members):
+            wanted = jax.tree.leaves(jax.tree.map(lambda x, n=n: x[0, n], learner.params))
+            for mine, theirs in zip(
+                params_of(members[index]), map(np.asarray, wanted), strict=True
+            ):
+                assert np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max()
 
 
 def events(member: Party) -> list[str]:

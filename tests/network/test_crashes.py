@@ -117,7 +117,11 @@ def assert_files_whole(member: Party) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "mode", "rehearsal", "snapshot"),
-    [("pe-vdn-b", "pairwise-masks", True, 200), ("pe-vdn-c", "shares", False, 7)],
+    [
+        ("pe-vdn-b", "pairwise-masks", True, 200),
+        ("pe-vdn-c", "shares", False, 7),
+        ("pe-vdn-d", "shares", False, 5),
+    ],
 )
 def test_a_team_whose_members_die_ends_where_one_that_is_left_alone_does(
     algorithm: str,
@@ -126,6 +130,7 @@ def test_a_team_whose_members_die_ends_where_one_that_is_left_alone_does(
     snapshot: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    one_salt: None,
 ) -> None:
     monkeypatch.setattr(parties, "SNAPSHOT_EVERY", snapshot)
     calm, wild = twins(tmp_path, algorithm, mode, steps=100, rehearsal=rehearsal)
@@ -163,6 +168,41 @@ def metrics_without_cost(member: Party) -> list[dict[str, Any]]:
     ]
 
 
+class DiesAfterUpdates:
+    """Kills a party after the third update that it books in a life, a few times."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths
+
+    def of(self, member: Party) -> None:
+        ledger = member.state.ledger
+        assert ledger is not None
+        settle, left = ledger.settle, [3]
+
+        def settled(*args: Any) -> None:
+            settle(*args)
+            left[0] -= 1
+            if left[0] == 0 and self.deaths:
+                self.deaths -= 1
+                raise Killed("settled")
+
+        ledger.settle = settled  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("algorithm", ["pe-vdn-c", "pe-vdn-d"])
+def test_a_party_with_real_salts_repeats_its_settled_updates_after_every_kill(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """All deaths come before the first snapshot, so every life repeats those before it."""
+    team = make_team(tmp_path / "team", algorithm, steps=32, rehearsal=False)
+    bob = DiesAfterUpdates(deaths=3)
+    survivors = play_on(team, {"alice": Safe(), "bob": bob, "world": Safe()})
+    assert bob.deaths == 0
+    alice, bobs = (survivors[name].state.ledger for name in ("alice", "bob"))
+    assert bobs.exposure == alice.exposure and bobs.lost == [0]
+    assert len(set(map(bobs.salt, range(1, survivors["bob"].state.progress.step)))) == 4
+
+
 class DiesBefore:
     """Kills a party once, before it writes the outcome of a step that its peers complete."""
 
@@ -181,11 +221,17 @@ class DiesBefore:
         member.state.journal.append = dies  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("kind", ["play", "update", "evaluate"])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [
+        *(("pe-vdn-b", kind) for kind in ("play", "update", "evaluate")),
+        *(("pe-vdn-d", kind) for kind in ("play", "open")),
+    ],
+)
 def test_a_party_that_missed_the_end_of_a_step_recalls_it_from_its_peers(
-    kind: str, tmp_path: Path
+    algorithm: str, kind: str, tmp_path: Path
 ) -> None:
-    calm, wild = twins(tmp_path, steps=16)
+    calm, wild = twins(tmp_path, algorithm, steps=16)
     members = members_of(calm)
     assert play(members) == {}
     fates = {"alice": Safe(), "bob": DiesBefore(kind), "world": Safe()}
@@ -275,8 +321,7 @@ def step_of(team: Roster) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["pe-vdn-b", "pe-vdn-c"])
 def test_processes_that_are_killed_end_where_others_do(algorithm: str, tmp_path: Path) -> None:
-    rehearsal = algorithm == "pe-vdn-b"
-    calm, wild = twins(tmp_path, algorithm, steps=600, rehearsal=rehearsal)
+    calm, wild = twins(tmp_path, algorithm, steps=600)
     members = members_of(calm)
     assert play(members, 300) == {}
     dice = random.Random(6)
@@ -305,6 +350,6 @@ def test_processes_that_are_killed_end_where_others_do(algorithm: str, tmp_path:
     assert [said.code for said in ended.values()] == [0, 0, 0], ended
     for name in ("alice", "bob"):
         assert_same(party_of(wild, name), members[name])
-        if not rehearsal:
+        if algorithm == "pe-vdn-c":
             ledger = Ledger.read(wild.path.parent / f"{name}.data", fingerprint(wild.config))
             assert ledger.counted[0] >= members[name].state.progress.updates

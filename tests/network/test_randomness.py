@@ -48,7 +48,7 @@ def test_a_party_draws_its_own_noise_that_no_other_party_can_draw(tmp_path: Path
     assert team.config.settings.randomness == "os"
     ours = alice.state.random.noise(3, 0, 0, 50)
     secret = Secret.load_or_create(alice.folder / "secret")
-    assert np.array_equal(ours.ravel(), secret.stream("noise", team.run, 3).words(800))
+    assert np.array_equal(ours.ravel(), secret.stream("noise", team.run, 3, "").words(800))
 
 
 def test_noise_is_added_once_by_the_mechanism_that_the_simulation_has(tmp_path: Path) -> None:
@@ -72,3 +72,44 @@ def test_minibatches_follow_from_the_common_seed_and_from_nothing_of_ones_own() 
     assert not np.array_equal(mine.minibatch(b"s" * 32, 4, 1), mine.minibatch(b"t" * 32, 4, 1))
     assert not np.array_equal(mine.minibatch(b"s" * 32, 4, 0), mine.minibatch(b"s" * 32, 4, 1))
     assert not np.array_equal(mine.exploration(0, 0), other.exploration(0, 0))
+
+
+# --- pe-vdn-d ------------------------------------------------------------------------------------
+
+OPENED = configuration.make(
+    "pe-vdn-d", "toy:two-step", settings={"buffer_size": 64, "expected_batch_size": 8}
+)
+
+
+def draws(secret: int = 1, run: bytes = RUN) -> dict[str, np.ndarray]:
+    """Every stream of 64 words that a party draws in two blocks of pe-vdn-d, by purpose."""
+    random = FromSecret(OPENED, Secret(bytes([secret]) * 32), run)
+    found = {}
+    for block, step in enumerate((2, 4)):
+        for n in range(2):
+            found[f"sample {block} {n}"] = random.minibatch(b"s" * 32, block, n)
+            found[f"noise {block} {n}"] = random.noise(step, block, n, 4)
+            found[f"opening {block} {n}"] = random.opening(step, block, n, 1)
+    return {name: words.ravel()[:64] for name, words in found.items()}
+
+
+def test_no_two_openings_updates_or_parties_share_a_random_number() -> None:
+    """Samples too are a party's own: the common seed is known to all."""
+    mine = draws()
+    everything = [*mine.values(), *draws(2).values(), *draws(1, b"r" * 32).values()]
+    assert len(everything) == 36
+    assert len(np.unique(np.concatenate(everything))) == 36 * 64
+    again = draws()
+    assert all(np.array_equal(mine[name], again[name]) for name in mine)
+
+
+def test_the_noise_of_an_opening_covers_every_step_of_a_block() -> None:
+    random = FromSecret(OPENED, Secret(bytes(32)), RUN)
+    words = random.opening(2, 0, 0, 7)
+    assert words.shape == (7, OPENED.block_size, *gaussian.WORDS)
+    assert len(np.unique(words)) > 0.99 * words.size
+
+
+def test_the_coin_of_an_update_is_public_in_pe_vdn_d_too() -> None:
+    mine, other = (FromSecret(OPENED, Secret(bytes([n]) * 32), RUN) for n in (1, 2))
+    assert mine.coin(b"s" * 32, 4, 1) == other.coin(b"s" * 32, 4, 1)

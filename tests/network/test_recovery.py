@@ -172,7 +172,7 @@ def test_a_sealed_file_is_read_whole_or_refused(
 
 def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.write_block(5, packed_episodes(3, 1, 2))
+    journal.write_block(5, packed_episodes(3, 1, 2), bytes(32))
     found = Journal(tmp_path).read_block(5)
     assert found is not None
     assert found.rows == packed_episodes(3, 1, 2).rows
@@ -181,7 +181,7 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_damaged_episodes_are_refused(tmp_path: Path) -> None:
-    Journal(tmp_path).write_block(0, packed_episodes(3))
+    Journal(tmp_path).write_block(0, packed_episodes(3), bytes(32))
     path = tmp_path / "episodes-0.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(PevdnError, match=r"episodes-0.bin is damaged"):
@@ -191,6 +191,6 @@ def test_damaged_episodes_are_refused(tmp_path: Path) -> None:
 def test_episodes_before_a_block_are_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for block in (8, 9, 10, 11):
-        journal.write_block(block, packed_episodes(1))
+        journal.write_block(block, packed_episodes(1), bytes(32))
     journal.delete_blocks_before(10)
     assert [journal.read_block(n) is None for n in (8, 9, 10, 11)] == [True, True, False, False]

@@ -44,7 +44,7 @@ def played(team: Roster, folder: Path, blocks: int) -> Party:
     alice.state._score(Score(0.0, 0.0, 2.0))
     alice.state.save()
     for block in range(blocks):
-        alice.state.journal.write_block(block, packed_episodes(2, 2))
+        alice.state.journal.write_block(block, packed_episodes(2, 2), bytes(32))
         nonces = {"alice": bytes(32), "bob": bytes(32)}
         done = Outcome(alice.state.progress.step + 1, "play", nonces=nonces)
         alice.state.journal.append(done)

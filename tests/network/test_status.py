@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 import urllib.request
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from pevdn.cli import team
+from pevdn.cli.party import line
 from pevdn.errors import UsageError
 from pevdn.network import status
 from pevdn.network.traffic import Counters
@@ -53,6 +56,28 @@ def test_a_member_that_writes_nothing_any_more_is_down(member: status.Status) ->
         again = status.read(member.folder)
         assert again is not None and again["state"] == shown
     assert status.read(member.folder / "nowhere") is None
+
+
+def test_the_table_of_a_team_leads_with_the_guarantee_against_teammates(
+    member: status.Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for facts in ({}, {"epsilon_record": 6.51}):
+        member.facts |= facts
+        team.show({"alice": member.report()}, as_json=False)
+        shown.append(capsys.readouterr().out)
+    assert "record" not in shown[0] and "1.50" in shown[0]
+    assert "record" in shown[1] and "6.51" in shown[1] and "1.50" not in shown[1]
+
+
+def test_an_infinite_epsilon_can_be_shown(member: status.Status) -> None:
+    member.facts |= {"epsilon_team": math.inf, "epsilon_record": None}
+    member.write()
+    found = status.read(member.folder)
+    assert (
+        found is not None and line(found) == "alice: starting · step 7 · 90 env steps · ε team inf"
+    )
+    assert line({**found, "epsilon_record": 8.0}).endswith("ε record 8.00")
 
 
 def test_events_are_lines_of_json(member: status.Status) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pevdn.network.roster import Roster
 
 # Options shared with `pevdn team up`.
-Algorithm = Annotated[str, typer.Argument(help="iql, pe-vdn-a, pe-vdn-b or pe-vdn-c.")]
+Algorithm = Annotated[str, typer.Argument(help="iql, or pe-vdn-a to pe-vdn-d.")]
 Env = Annotated[str, typer.Option(help="World id; `pevdn worlds` lists them.")]
 Preset = Annotated[
     str | None, typer.Option(help="Preset to start from; `pevdn presets` lists them.")
@@ -85,16 +86,17 @@ def main(
     configured = presets.configure(algorithm, env, steps, 1, seed or 0, settings, preset)
     planner.check_preset(preset, settings, configured)
     places = [_place(party) for party in parties]
-    warn_of_delta(configured, len(places))
+    warn(configured, len(places), preset, settings)
     show(keys.create(out, configured, places, world, mode, patience, rehearsal, days), as_json)
 
 
-def warn_of_delta(config: Config, agents: int) -> None:
-    """Warn on standard error if δ is too large for the number of episodes."""
+def warn(config: Config, agents: int, preset: str | None, settings: Mapping[str, Any]) -> None:
+    """Warn of a large δ, of settings without effect, and of a preset for another team size."""
     from pevdn.privacy import planner
 
-    note = planner.large_delta(planner.Plan.of(config, agents)) if config.private else None
-    if note is not None:
+    delta = planner.large_delta(planner.Plan.of(config, agents)) if config.private else None
+    unused = planner.unused_openings(config)
+    for note in filter(None, (delta, unused, planner.other_team(preset, settings, config, agents))):
         typer.echo(note, err=True)
 
 

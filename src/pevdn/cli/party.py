@@ -114,6 +114,8 @@ def line(report: dict[str, Any]) -> str:
         parts.append(f"{report['env_steps']:,} env steps")
     if report.get("win_rate") is not None:
         parts.append(f"win rate {report['win_rate']:.2f}")
-    if report.get("epsilon_team") is not None:
-        parts.append(f"ε team {report['epsilon_team']:.2f}")
+    for observer in ("record", "team"):  # the strongest that there is
+        if report.get(f"epsilon_{observer}") is not None:
+            parts.append(f"ε {observer} {report[f'epsilon_{observer}']:.2f}")
+            break
     return " · ".join(parts)

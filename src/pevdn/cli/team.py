@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn_of_delta
+from pevdn.cli.keys import Algorithm, Assignments, Env, Mode, Patience, Preset, Steps, warn
 from pevdn.cli.options import WorldTimeout
 from pevdn.cli.output import Json, print_json, print_table
 from pevdn.cli.party import line
@@ -53,7 +53,7 @@ def up(
     planner.check_preset(preset, settings, configured)
     folder = out or Path("runs") / f"team-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     roster = local.make(folder, configured, mode, patience, seed is not None)
-    warn_of_delta(configured, len(roster.parties))
+    warn(configured, len(roster.parties), preset, settings)
     typer.echo(f"{len(roster.parties)} parties and a world in {folder}", err=True)
     reports = local.up(roster, _Screen(), world_timeout=options.world_timeout)
     show(reports, as_json)
@@ -83,16 +83,19 @@ def show(reports: dict[str, dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(reports)
         return
+    noised = any("epsilon_record" in report for report in reports.values())
+    observer = "record" if noised else "team"
+    counters = ("step", "/s", "env steps", "win", f"ε {observer}", "MB out, in", "seconds")
     print_table(
-        ["member", "state", "step", "/s", "env steps", "win", "ε team", "MB out, in", "seconds"],
-        [_row(report) for report in reports.values()],
+        ["member", "state", *counters],
+        [_row(report, f"epsilon_{observer}") for report in reports.values()],
     )
     typer.echo("Seconds: computing, talking, waiting for shares, playing.")
 
 
-def _row(report: dict[str, Any]) -> list[str]:
+def _row(report: dict[str, Any], spent_epsilon: str) -> list[str]:
     spent, peers = report["seconds"], report["peers"].values()
-    win_rate, epsilon = report.get("win_rate"), report.get("epsilon_team")
+    win_rate, epsilon = report.get("win_rate"), report.get(spent_epsilon)
     return [
         report["name"],
         report["state"],

@@ -23,7 +23,7 @@ from pevdn.agent.program import AgentProgram
 from pevdn.agent.replay import Episode
 from pevdn.config.experiment import Config
 from pevdn.exchange.secret_shared import Code, decode, encode, fits, saturate
-from pevdn.privacy.mechanism import release_for
+from pevdn.privacy.mechanism import NoisedOpening, release_for
 from pevdn.worlds.interface import AgentSpec
 
 
@@ -44,6 +44,23 @@ class Messages(NamedTuple):
     fit: bool  # whether all fit into the encoding; with DP they are saturated
 
 
+class Offer(NamedTuple):
+    """What an agent enters into an opening of a block, and keeps until the sum is opened."""
+
+    slots: np.ndarray  # (E,) of the block's episodes
+    batch: Episode  # (T, E, ...)
+    valid: np.ndarray  # (T, E) bool: a step that was played
+    own: np.ndarray  # (T, E) whole units: what it subtracts from the opened sum
+    words: np.ndarray  # uint32: the clipped and noised messages of all valid steps, in order
+
+
+class Offers(NamedTuple):
+    """An agent's part of an opening of one or more blocks."""
+
+    blocks: list[Offer]
+    words: np.ndarray  # of all blocks
+
+
 class CompiledAgent:
     """One agent's compiled program."""
 
@@ -52,11 +69,13 @@ class CompiledAgent:
         self.spec, self.n_agents, self._private = spec, n_agents, config.private
         self.code = Code(s.precision, s.modulus).checked(n_agents)
         self.release = release_for(config)
-        self.program = AgentProgram.of(config, self.release)
+        self.opening = NoisedOpening.of(s, n_agents) if config.noised else None
+        self.program = AgentProgram.of(config, self.release, self.opening)
         self._horizons, self._part = minibatch.horizons(max_steps), minibatch.part_size(config)
         self._act, self._update = jax.jit(self.program.act), jax.jit(self.program.update)
         self._choose, self._encode = jax.jit(self._chosen), jax.jit(self._encoded)
-        self._gradient = jax.jit(self._decoded_gradient)
+        self._gradient, self._alone = jax.jit(self._decoded_gradient), jax.jit(self._own_gradient)
+        self._offer, self._opened = jax.jit(self._offered), jax.jit(self.program.opened)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
     def begin(self, key: Array) -> Learner:
@@ -98,7 +117,7 @@ class CompiledAgent:
         for part in slots:
             batch = self._fetch(replay, part)
             encoded, fitting, memo = self._encode(learner.params, learner.target, batch)
-            valid = np.arange(batch.rewards.shape[0])[:, None] < batch.length
+            valid = _played(batch)
             parts.append(Part(batch, part == len(replay.length) - 1, valid, memo))
             words.append(np.asarray(encoded)[valid])
             fit &= bool(np.all(np.asarray(fitting)[valid]))
@@ -119,6 +138,21 @@ class CompiledAgent:
             gradient = self._add(gradient, more)
         return gradient
 
+    def gradient_alone(
+        self, learner: Learner, replay: PackedReplay, slots: np.ndarray
+    ) -> Parameters:
+        """Return the sum of this agent's gradients over its own minibatch (parts, B).
+
+        What was opened of the episodes stands for the team; each episode's gradient is clipped and
+        the sum is in whole units.
+        """
+        gradient = self.release.zeros(learner.params)
+        for part in slots:
+            batch, padding = self._fetch(replay, part), part == len(replay.length) - 1
+            more = self._alone(learner.params, learner.target, batch, padding)
+            gradient = self._add(gradient, more)
+        return gradient
+
     def mean(self, total: Parameters, draw: Callable[[int], np.ndarray]) -> Parameters:
         """Return the gradient to learn from; `draw(P)` gives the noise's words if private."""
         return self.release.mean(total, lambda size: jnp.asarray(draw(size)))
@@ -131,6 +165,31 @@ class CompiledAgent:
         new: Learner = self._update(learner, gradient, *counts)
         return new
 
+    # ---- open the team errors of a block ------------------------------------------------------
+
+    @property
+    def max_steps(self) -> int:
+        return self._horizons[-1]
+
+    def offer(
+        self, learner: Learner, replay: PackedReplay, slots: np.ndarray, noise: np.ndarray
+    ) -> Offer:
+        """CLIP the shares of the team error of the episodes in slots (E,), and ADD own noise.
+
+        `noise` (T, E, 4, 4) is uniform words. Only steps that were played get a word: lengths are
+        public in the team, and so is the number of words.
+        """
+        batch = self._fetch(replay, slots, self.max_steps)
+        encoded, own = self._offer(learner.params, learner.target, batch, noise)
+        valid = _played(batch)
+        return Offer(slots, batch, valid, np.asarray(own), np.asarray(encoded)[valid])
+
+    def opened(self, offer: Offer, total: np.ndarray) -> np.ndarray:
+        """Return what the agent stores of the opened sum (words): (T, E)."""
+        words = np.zeros(offer.valid.shape, np.uint32)
+        words[offer.valid] = total
+        return np.asarray(self._opened(words, offer.own, offer.batch))
+
     # ---- compiled functions -------------------------------------------------------------------
 
     def _chosen(self, words: Array, filled: Array, lengths: Array) -> tuple[Array, Array]:
@@ -140,10 +199,14 @@ class CompiledAgent:
         )
         return arranged[0], parts
 
-    def _fetch(self, replay: PackedReplay, slots: np.ndarray) -> Episode:
-        """Return the episodes (T, B, ...) for the smallest horizon that fits all of them."""
-        steps = minibatch.horizon_for(replay.length[slots].max(), self._horizons)
-        shapes = jax.eval_shape(lambda: minibatch.empty_part(self.spec, steps, self._part))
+    def _fetch(self, replay: PackedReplay, slots: np.ndarray, steps: int = 0) -> Episode:
+        """Return the episodes (T, B, ...) for the smallest horizon that fits all of them.
+
+        With `steps`, return that many.
+        """
+        steps = steps or minibatch.horizon_for(replay.length[slots].max(), self._horizons)
+        sizes = steps, len(slots), self.opening is not None
+        shapes = jax.eval_shape(lambda: minibatch.empty_part(self.spec, *sizes))
         batch: Episode = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         replay.fetch(slots, batch)
         return batch
@@ -160,3 +223,22 @@ class CompiledAgent:
         self, params: Parameters, memo: Memo, words: Array, batch: Episode, padding: Array
     ) -> Parameters:
         return self.program.gradient(params, memo, decode(words, self.code), batch, padding)
+
+    def _own_gradient(
+        self, params: Parameters, target: Parameters, batch: Episode, padding: Array
+    ) -> Parameters:
+        m, memo = self.program.message(params, target, batch)
+        return self.program.gradient(params, memo, m, batch, padding)
+
+    def _offered(
+        self, params: Parameters, target: Parameters, batch: Episode, noise: Array
+    ) -> tuple[Array, Array]:
+        offered, own = self.program.offer(params, target, batch, noise)
+        assert self.opening is not None
+        return self.opening.encode(offered), own
+
+
+def _played(batch: Episode) -> np.ndarray:
+    """Return which steps (T, B) of a batch were played."""
+    played: np.ndarray = np.arange(batch.rewards.shape[0])[:, None] < batch.length
+    return played

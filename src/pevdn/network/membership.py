@@ -22,7 +22,7 @@ from pevdn.network import wire_pb2 as wire
 from pevdn.network.roster import WORLD, Roster, canonical, differences
 from pevdn.storage.files import write_atomically
 
-PROTOCOL = 2
+PROTOCOL = 3  # also of a party's files
 CLOCKS_APART = 120.0  # seconds; certificates expire by the clock, so clocks must agree
 FINISHED = "done"  # the farewell of a member that has finished
 

@@ -4,6 +4,11 @@
     update     CHOOSE a minibatch, COMPUTE m_i, open Σ m_i, and UPDATE
     evaluate   play greedy episodes and agree on the score
 
+If openings are noised (pe-vdn-d), no seed is needed, and one step replaces all updates of a block:
+
+    open       CLIP and noise the shares of the team error, open their sum, and make all updates
+               that the block calls for alone, each from a minibatch of the party's own
+
 A step ends with its outcome in the journal (`recovery.py`); what the agent computes from it is in
 `state.py`. All that leaves this process is in wire.proto: the messages of `protocol.py` to peers,
 and actions to the world.
@@ -24,15 +29,15 @@ from pevdn.agent import evaluation
 from pevdn.config import experiment as configuration
 from pevdn.config.experiment import Config
 from pevdn.errors import PevdnError, UsageError
-from pevdn.network import catch_up, playing, readme
+from pevdn.network import catch_up, playing, readme, secure_sum
 from pevdn.network import wire_pb2 as wire
-from pevdn.network.compiled_agent import CompiledAgent, Messages
+from pevdn.network.compiled_agent import CompiledAgent, Messages, Offers
 from pevdn.network.environment import Body, BodyEnvironment, RemoteWorld
 from pevdn.network.group import Group
 from pevdn.network.lifecycle import FAREWELL, connected
 from pevdn.network.membership import FINISHED, Stopped, ViewChanged
 from pevdn.network.playing import Player
-from pevdn.network.progress import EVALUATE, PLAY, UPDATE
+from pevdn.network.progress import EVALUATE, OPEN, PLAY, UPDATE
 from pevdn.network.protocol import Protocol
 from pevdn.network.randomness import FromSecret, FromSeed, Randomness
 from pevdn.network.recovery import Outcome
@@ -43,7 +48,7 @@ from pevdn.network.streams import Secret
 from pevdn.storage.files import make_private, write_atomically
 from pevdn.worlds.interface import AgentSpec
 
-SNAPSHOT_EVERY = 200  # steps of the protocol
+SNAPSHOT_EVERY = 200  # steps of the protocol, or updates where one step makes several
 Result = TypeVar("Result")
 
 
@@ -80,7 +85,7 @@ class Party:
         self.group.outcome_of = self._outcome_of
         self.group.ended = lambda: self.state.ended
         self.status = Status(folder, self.group)
-        room = _words_of_a_large_minibatch(self.config, max_steps) if self.config.private else 0
+        room = _room(self.config, max_steps)
         self.protocol = Protocol(roster, me, secret, self.group, self.status, room)
         environment = RemoteWorld(self.group, spec) if body is None else BodyEnvironment(body)
         self.player = Player(self.config, agent, environment, random, max_steps, self.status)
@@ -122,25 +127,27 @@ class Party:
         status.state = "training"
         steps: dict[str, Callable[[int], Any]] = {
             PLAY: self._play,
+            OPEN: self._open,
             UPDATE: self._update,
             EVALUATE: self._evaluate,
         }
         while (kind := state.next_kind()) in steps:
-            outcome, messages = await steps[kind](state.progress.step + 1)
-            await self._complete(outcome, messages)
+            outcome, entered = await steps[kind](state.progress.step + 1)
+            await self._complete(outcome, entered)
         state.save()
         status.state = "finished"
         state.all_finished = await self.group.leave()
         state.save()
 
-    async def _complete(self, outcome: Outcome, messages: Messages | None = None) -> None:
+    async def _complete(self, outcome: Outcome, entered: Messages | Offers | None = None) -> None:
         """Write the outcome to the journal, then apply it."""
         self.state.journal.append(outcome)
-        await self._compute(self.state.apply, outcome, messages)
+        await self._compute(self.state.apply, outcome, entered)
         self._report()
         self.status.steps[outcome.kind] += 1
         self.group.discard(outcome.step)
-        if outcome.step % SNAPSHOT_EVERY == 0:
+        updates = self.config.updates_due if self.config.noised else 1
+        if outcome.step % max(1, SNAPSHOT_EVERY // updates) == 0:
             self.state.save()
 
     # ---- the steps ----------------------------------------------------------------------------
@@ -149,15 +156,25 @@ class Party:
         """RUN a block of episodes, APPEND them to the disk, and agree on a seed.
 
         The seed is made after the episodes, so that no party can know while playing which of them
-        it will learn from.
+        it will learn from. If openings are noised, there is none: each party has its own samples.
         """
         progress, learner = self.state.progress, self.state.learner
         block = progress.blocks
         recorder = await self.player.play_block(step, block, learner.params, progress.env_steps)
-        self.state.journal.write_block(block, playing.pack(recorder, self.state.agent))
         facts = playing.public_facts(recorder)
-        nonces = await self.protocol.agree_on_seed(step, facts)
-        return Outcome(step, PLAY, np.frombuffer(facts, "<u4").astype(np.uint32), nonces), None
+        self.state.journal.write_block(block, playing.pack(recorder, self.state.agent), facts)
+        words, nonces = np.frombuffer(facts, "<u4").astype(np.uint32), {}
+        if self.config.noised:
+            await self.protocol.compare_facts(step, facts)
+        else:
+            nonces = await self.protocol.agree_on_seed(step, facts)
+        return Outcome(step, PLAY, words, nonces), None
+
+    async def _open(self, step: int) -> tuple[Outcome, Offers]:
+        """Open the team errors of the episodes that are due; they are booked before."""
+        offers = await self._compute(self.state.offers)
+        total = await self.protocol.open_sum(step, offers.words)
+        return Outcome(step, OPEN, total), offers
 
     async def _update(self, step: int) -> tuple[Outcome, Messages]:
         """CHOOSE a minibatch, COMPUTE m_i and open the sum."""
@@ -194,28 +211,36 @@ class Party:
             return
         kind = self.state.next_kind()
         outcome = await catch_up.missed_outcome(self.group, newest, ahead)
-        messages = await self._compute(self.state.messages) if kind == UPDATE else None
-        if not self._is_plausible(outcome, kind, messages):
+        entered: Messages | Offers | None = None
+        if kind == OPEN:
+            entered = await self._compute(self.state.offers)
+        elif kind == UPDATE:
+            entered = await self._compute(self.state.messages)
+        if not self._is_plausible(outcome, kind, entered):
             raise PevdnError(
                 f"{' and '.join(ahead)} reported an impossible outcome of step {newest} to "
                 f"{self.me}; one of them is faulty, or has lost its files."
             )
         self.status.event("caught up", step=newest)
-        await self._complete(outcome, messages)
+        await self._complete(outcome, entered)
 
-    def _is_plausible(self, outcome: Outcome, kind: str, messages: Messages | None) -> bool:
+    def _is_plausible(self, outcome: Outcome, kind: str, entered: Messages | Offers | None) -> bool:
         """Whether a step that this party missed the end of can have this outcome."""
         if outcome.kind != kind:
             return False
         if kind == PLAY:
-            own = outcome.nonces.get(self.me)
-            return set(outcome.nonces) == set(self.names) and own == self.protocol.nonce(
-                outcome.step
-            )
-        if messages is None:
+            own = self.state.journal.facts(self.state.progress.blocks)
+            if own is None and self.config.noised:
+                return False  # peers cannot have compared a block that this party never wrote
+            if own is not None and secure_sum.to_bytes(outcome.words) != own:
+                return False  # the episodes on this disk are of another attempt
+            names = set() if self.config.noised else set(self.names)
+            nonce = None if self.config.noised else self.protocol.nonce(outcome.step)
+            return set(outcome.nonces) == names and outcome.nonces.get(self.me) == nonce
+        if entered is None:
             return len(outcome.words) == 3
         alone = self.config.exchange == "alone"
-        return len(outcome.words) == (0 if alone else len(messages.words))
+        return len(outcome.words) == (0 if alone else len(entered.words))
 
     def _outcome_of(self, step: int) -> wire.Outcome | None:
         last = self.state.last
@@ -264,7 +289,12 @@ def _check_one_at_a_time(config: Config) -> None:
             )
 
 
-def _words_of_a_large_minibatch(config: Config, max_steps: int) -> int:
-    """Return a number of words that nearly every Poisson sample fits into."""
+def _room(config: Config, max_steps: int) -> int:
+    """Return a number of words that nearly every Poisson sample fits into; 0: pad no sum.
+
+    An opening needs no padding: it covers whole blocks of episodes, whose lengths are public.
+    """
+    if not config.private or config.noised:
+        return 0
     expected = config.settings.expected_batch_size
     return math.ceil(expected + 4 * math.sqrt(expected)) * max_steps

@@ -100,7 +100,8 @@ def pack(recorder: EpisodeRecorder, agent: CompiledAgent) -> PackedReplay:
     for e in range(len(recorder.t)):
         columns = (recorder.observations, recorder.available, recorder.actions[..., 0])
         each = (*columns, rewards, recorder.terminal, recorder.t)
-        packed.store(e, Episode(*(column[e] for column in each)))
+        opened = None if agent.opening is None else np.zeros_like(rewards[e])  # not yet opened
+        packed.store(e, Episode(*(column[e] for column in each))._replace(opened=opened))
     return packed
 
 

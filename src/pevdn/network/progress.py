@@ -1,8 +1,8 @@
 """Public counters of a team, and the step of the protocol that follows from them.
 
-A step is one block of episodes, one update or one evaluation; the whole team completes it or none
-of it does. After the same steps all parties have equal counters, so no party has to announce the
-next step. The rules themselves are in `agent/schedule.py`.
+A step is one block of episodes, one opening, one update or one evaluation; the whole team completes
+it or none of it does. After the same steps all parties have equal counters, so no party has to
+announce the next step. The rules themselves are in `agent/schedule.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from pevdn.agent import evaluation, schedule
 from pevdn.config.experiment import Config
 
-PLAY, UPDATE, EVALUATE, END = "play", "update", "evaluate", "end"
+PLAY, OPEN, UPDATE, EVALUATE, END = "play", "open", "update", "evaluate", "end"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Progress:
     exhausted_at: int = -1  # evaluations made when the privacy budget was spent; −1: it is not
     anchored: bool = False
     threshold: float = 0.0  # win rate that the next anchor must exceed
-    seed: str = ""  # of this block's minibatches, hexadecimal
+    seed: str = ""  # of this block's public coins and common minibatches, hexadecimal
     scores: tuple[tuple[float, float, float], ...] = ()  # of the evaluation under way, by model
     stored_at: tuple[int, ...] = field(default=(), repr=False)  # updates made, by buffer slot
 
@@ -68,8 +68,8 @@ class Progress:
         )
 
     def after_update(self, config: Config) -> Progress:
-        """Return the counters after an update."""
-        made = self.advance(updates=self.updates + 1, considered=self.considered + 1)
+        """Return the counters after an update, which may be a part of a step."""
+        made = replace(self, updates=self.updates + 1, considered=self.considered + 1)
         return replace(made, exposure=max(self.exposure, made.current_exposure(config)))
 
     def current_exposure(self, config: Config) -> int:
@@ -88,10 +88,13 @@ class Progress:
         return [model for model in every if model != "anchor" or self.anchored]
 
     def next_kind(self, config: Config) -> str:
-        """Return the kind of the next step; an update may still turn out not to be due."""
+        """Return the kind of the next step; an update may still turn out not to be due.
+
+        If openings are noised, updates are no steps: they follow the opening of their block.
+        """
         exhausted = self.exhausted_at >= 0
         if self.blocks and self.considered < config.updates_due and not exhausted:
-            return UPDATE
+            return OPEN if config.noised else UPDATE
         if self.scores:
             return EVALUATE
         last = self.exhausted_at + 1 if exhausted else schedule.evaluations(config)

@@ -1,6 +1,7 @@
 """The messages between parties in one step of the protocol.
 
     agree_on_seed   COMMIT to a nonce and compare public facts; REVEAL it; check the commitments
+    compare_facts   compare public facts alone: if openings are noised, no seed is needed
     open_sum        SHARE the encoded messages; sum the shares; OPEN the partial sums; compare
     compare         exchange digests: detects a party that equivocates
 
@@ -26,8 +27,8 @@ from pevdn.network.streams import Secret, commitment, fresh
 class Protocol:
     """One party's side of every exchange with its peers.
 
-    If `room` is not 0, sums are padded to multiples of that many words: with differential privacy
-    the number of words would reveal the sample to an outsider who counts bytes.
+    If `room` is not 0, sums are padded to multiples of that many words: in pe-vdn-c the number of
+    words would reveal the sample to an outsider who counts bytes.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Protocol:
         """
         nonce = self.nonce(step)
         commits = await self._commit(step, nonce, facts)
-        self._check_facts(step, facts, commits)
+        self._check_facts(step, facts, {name: body.facts for name, body in commits.items()})
         revealed = await self._reveal(step, nonce)
         self._check_commitments(step, commits, revealed)
         return {self.me: nonce, **revealed}
@@ -67,8 +68,14 @@ class Protocol:
         body = wire.Commit(commitment=sealed, facts=facts)
         return await self.group.exchange(self.peers, step, "commit", body)
 
-    def _check_facts(self, step: int, facts: bytes, commits: dict[str, wire.Commit]) -> None:
-        others = sorted(name for name, body in commits.items() if body.facts != facts)
+    async def compare_facts(self, step: int, facts: bytes) -> None:
+        """Check that all parties have the same `facts`, a digest of what is public of a block."""
+        body = wire.Digest(digest=facts)
+        digests = await self.group.exchange(self.peers, step, "digest", body)
+        self._check_facts(step, facts, {name: body.digest for name, body in digests.items()})
+
+    def _check_facts(self, step: int, facts: bytes, received: dict[str, bytes]) -> None:
+        others = sorted(name for name, other in received.items() if other != facts)
         if others:
             raise PevdnError(
                 f"{self.me} and {' and '.join(others)} received different rewards, lengths or ends "

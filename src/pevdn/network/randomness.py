@@ -1,14 +1,17 @@
 """All random numbers of a member, and what each is drawn from.
 
 `FromSecret` draws a party's own numbers from its secret, which came from the operating system, and
-minibatches from the seed that all parties made together. `FromSeed`, for rehearsals, draws
-everything from one seed with the keys of the simulation, so that the two can be compared; it hides
-nothing.
+common minibatches from the seed that all parties made together. If openings are noised, a party's
+minibatches are its own, and only the coin that decides about an update is public. `FromSeed`, for
+rehearsals, draws everything from one seed with the keys of the simulation, so that the two can be
+compared; it hides nothing.
 
 Numbers depend on a step or block, not on the time: a restarted party draws the same again, so the
-same noise never hides two different gradients.
+same noise never hides two different gradients or messages. What hides something also depends on a
+salt from the ledger, which is new after a restart, for all steps that were not begun: a party that
+goes on from a backup, or begins anew with an old secret, does not reuse its noise.
 
-Shapes: E episodes side by side.
+Shapes: E episodes side by side, T steps.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class FromSecret:
 
     def __init__(self, config: Config, secret: Secret, run: bytes) -> None:
         self._config, self._secret, self._run = config, secret, run
+        self.salt = ""  # of the ledger, for the current step
 
     def initial_parameters(self) -> Array:
         """Return the key of the agent's first parameters."""
@@ -47,13 +51,27 @@ class FromSecret:
         return float(Stream(seed, "coin", update).uniform((1,))[0])
 
     def minibatch(self, seed: bytes, block: int, update: int) -> np.ndarray:
-        """Return public uniform uint32 words (buffer_size,) that choose the minibatch."""
-        return Stream(seed, "minibatch", update).words(self._config.settings.buffer_size)
+        """Return uniform uint32 words (buffer_size,) that choose the minibatch.
+
+        They are public, or the party's own if openings are noised.
+        """
+        if self._config.noised:
+            stream = self._secret.stream("own minibatch", self._run, block, update, self.salt)
+        else:
+            stream = Stream(seed, "minibatch", update)
+        return stream.words(self._config.settings.buffer_size)
+
+    def opening(self, step: int, block: int, number: int, max_steps: int) -> np.ndarray:
+        """Return uniform words (T, E, 4, 4) for the agent's noise in one opening of a block."""
+        shape = (max_steps, self._config.block_size, *gaussian.WORDS)
+        stream = self._secret.stream("opening", self._run, step, number, self.salt)
+        return stream.words(math.prod(shape)).reshape(shape)
 
     def noise(self, step: int, block: int, update: int, size: int) -> np.ndarray:
         """Return uniform uint32 words (size, 4, 4) for the agent's noise."""
         shape = (size, *gaussian.WORDS)
-        stream = self._secret.stream("noise", self._run, step)
+        position = (step, update) if self._config.noised else (step,)  # several updates in a step
+        stream = self._secret.stream("noise", self._run, *position, self.salt)
         return stream.words(math.prod(shape)).reshape(shape)
 
     def episodes(self, block: int) -> Array:
@@ -75,6 +93,8 @@ class FromSeed:
 
     def __init__(self, config: Config, agents: int, index: int = 0) -> None:
         self._config, self._agents, self._index = config, agents, index
+        self.salt = ""  # without effect
+        self._shape = config.block_size, config.updates_due
         training, self._first = keys.of_lane(jax.random.key(config.seed))
         self._training = [training]  # the training key before each block
         self._of_block = jax.jit(keys.of_block, static_argnums=(1, 2))
@@ -90,7 +110,14 @@ class FromSeed:
 
     def minibatch(self, seed: bytes, block: int, update: int) -> np.ndarray:
         key, size = self._updates(block)[update, keys.MINIBATCH], self._config.settings.buffer_size
+        if self._config.noised:
+            key = keys.of_agents(key, self._agents)[self._index]
         return np.asarray(jax.random.bits(key, (size,), jnp.uint32))
+
+    def opening(self, step: int, block: int, number: int, max_steps: int) -> np.ndarray:
+        _, noise = keys.of_opening(self._key_before(block), number)
+        own = keys.of_agents(noise, self._agents)[self._index]
+        return np.asarray(mechanism.words(own, max_steps, self._config.block_size))
 
     def noise(self, step: int, block: int, update: int, size: int) -> np.ndarray:
         own = keys.of_agents(self._updates(block)[update, keys.NOISE], self._agents)[self._index]
@@ -107,10 +134,13 @@ class FromSeed:
         return self._block(block)[2]
 
     def _block(self, block: int) -> tuple[Array, Array, Array]:
-        shape = self._config.block_size, self._config.updates_due
+        return self._of_block(self._key_before(block), *self._shape)
+
+    def _key_before(self, block: int) -> Array:
+        """Return the training key of a block."""
         while len(self._training) <= block:
-            self._training.append(self._of_block(self._training[-1], *shape)[0])
-        return self._of_block(self._training[block], *shape)
+            self._training.append(self._of_block(self._training[-1], *self._shape)[0])
+        return self._training[block]
 
 
 Randomness = FromSecret | FromSeed

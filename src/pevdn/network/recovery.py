@@ -29,13 +29,15 @@ from pevdn.errors import PevdnError
 from pevdn.storage import chain
 from pevdn.storage.files import sync_directory, write_atomically
 
+FACTS = 32  # bytes of the digest before the episodes of a block
+
 
 @dataclass(frozen=True)
 class Outcome:
     """The public outcome of one step of the protocol."""
 
     step: int
-    kind: str  # play, update or evaluate
+    kind: str  # play, open, update or evaluate
     words: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
     nonces: Mapping[str, bytes] = field(default_factory=dict)  # revealed, by party
 
@@ -76,6 +78,7 @@ class Journal:
         write_sealed(self.folder / f"snapshot-{step}.bin", buffer.getvalue())
         self._base, self._check = step, ""
         self._path().touch()
+        sync_directory(self.folder)
         for old in self._snapshots()[:-2]:
             (self.folder / f"journal-{old}.jsonl").unlink(missing_ok=True)
             (self.folder / f"snapshot-{old}.bin").unlink()
@@ -120,19 +123,27 @@ class Journal:
 
     # ---- episodes -----------------------------------------------------------------------------
 
-    def write_block(self, block: int, episodes: PackedReplay) -> None:
-        """Write a block of own episodes; it is on disk when this returns."""
+    def write_block(self, block: int, episodes: PackedReplay, facts: bytes) -> None:
+        """Write a block of own episodes and the digest of what is public about them (32 bytes).
+
+        Both are on disk when this returns.
+        """
         buffer = io.BytesIO()
         episodes.write(buffer)
-        write_sealed(self._block(block), buffer.getvalue())
+        write_sealed(self._block(block), facts + buffer.getvalue())
 
     def read_block(self, block: int) -> PackedReplay | None:
         """Return a block of own episodes; None if it was never written."""
         if not self._block(block).exists():
             return None
         episodes = PackedReplay(0)
-        episodes.read(io.BytesIO(read_sealed(self._block(block))))
+        episodes.read(io.BytesIO(read_sealed(self._block(block))[FACTS:]))
         return episodes
+
+    def facts(self, block: int) -> bytes | None:
+        """Return the digest of what is public about a block; None if it was never written."""
+        path = self._block(block)
+        return read_sealed(path)[:FACTS] if path.exists() else None
 
     def delete_blocks_before(self, block: int) -> None:
         """Delete episodes that had left the buffer when the snapshot was made."""

@@ -9,9 +9,10 @@ Both give the same sum, bit for bit:
 
 Guarantee, for both: a coalition of at most n − 2 parties that follow the protocol learns of the
 other parties' words only their sum, which the opened total reveals anyway. (n − 1 parties learn the
-last one's words by subtraction, so two parties hide nothing from each other.) It assumes private,
-authenticated channels and the streams of `streams.py`. With shares drawn from a stream that is
-never stored, it also holds if a party's `Secret` is stolen later; with masks it does not.
+last one's words by subtraction, so two parties hide nothing from each other, unless their words are
+noised as in pe-vdn-d.) It assumes private, authenticated channels and the streams of `streams.py`.
+With shares drawn from a stream that is never stored, it also holds if a party's `Secret` is stolen
+later; with masks it does not.
 
 Words are uint32 below a modulus p ≤ 2³². The module needs neither JAX nor a network: encoding and
 decoding are part of the agent's compiled program, since XLA rounds a division by a constant

@@ -16,17 +16,18 @@ import numpy as np
 
 from pevdn.agent import evaluation, schedule
 from pevdn.agent.evaluation import Score
+from pevdn.agent.networks import Parameters
 from pevdn.agent.packed_replay import PackedReplay
 from pevdn.config.experiment import Config, fingerprint
 from pevdn.config.settings import MOST
 from pevdn.errors import PevdnError, UsageError
 from pevdn.network import secure_sum
-from pevdn.network.compiled_agent import CompiledAgent, Messages
-from pevdn.network.membership import Stopped
-from pevdn.network.progress import END, PLAY, UPDATE, Progress
+from pevdn.network.compiled_agent import CompiledAgent, Messages, Offers
+from pevdn.network.membership import PROTOCOL, Stopped
+from pevdn.network.progress import END, OPEN, PLAY, UPDATE, Progress
 from pevdn.network.randomness import Randomness
 from pevdn.network.recovery import Journal, Outcome
-from pevdn.network.streams import joint_seed
+from pevdn.network.streams import hashed, joint_seed
 from pevdn.privacy import ledger, planner
 from pevdn.privacy.ledger import Ledger
 from pevdn.privacy.mechanism import SubsampledGaussian
@@ -55,6 +56,7 @@ class PartyState:
         self.replay = PackedReplay(config.settings.buffer_size)
         self.last: Outcome | None = None  # of the last step, for a peer that missed it
         self.all_finished = False  # all other members have finished as well
+        self._applying = False  # an outcome is applied in part only
         self.ledger: Ledger | None = None
         self.line: dict[str, object] = {}  # the newest line of metrics.jsonl
         self._affordable = planner.affordable(config, agent.n_agents)
@@ -67,32 +69,41 @@ class PartyState:
         return self.progress.next_kind(self.config) == END
 
     def next_kind(self, replaying: bool = False) -> str:
-        """Return the kind of the next step; skip updates that are not due."""
+        """Return the kind of the next step; skip updates that are not due.
+
+        Unless `replaying`, stop before a step whose updates the party cannot afford.
+        """
         while (kind := self.progress.next_kind(self.config)) == UPDATE:
-            if self._update_is_due(replaying):
+            if self._update_is_due():
                 break
+        if kind in (OPEN, UPDATE) and not replaying:
+            self._check_budget(self.config.updates_due if kind == OPEN else 1)
         return kind
 
-    def _update_is_due(self, replaying: bool) -> bool:
+    def _update_is_due(self) -> bool:
         """Whether the next update is made; if not, all parties skip it."""
         progress = self.progress
         coin = self.random.coin(*self._position())
         if not schedule.update_is_due(progress.episodes, coin, self.config):
             self.progress = replace(progress, considered=progress.considered + 1)
             return False
-        if self._affordable is None:
-            return True
         exposure = progress.current_exposure(self.config)
-        if exposure >= self._affordable:
+        if self._affordable is not None and exposure >= self._affordable:
             self.progress = replace(progress, exhausted_at=progress.evaluations)
             return False
-        lost = self.ledger.lost[0] if self.ledger is not None else 0
-        if not replaying and exposure >= self._affordable - lost:
+        return True
+
+    def _check_budget(self, updates: int) -> None:
+        """Stop if the next updates cost too much together with those lost in crashes."""
+        if self._affordable is None or self.ledger is None:
+            return
+        exposure = self.progress.current_exposure(self.config)
+        reached = min(exposure + updates, self._affordable)
+        if exposure < reached > self._affordable - self.ledger.lost[0]:
             raise Stopped(
                 f"the privacy budget of {self.me} is spent: updates that it may have lost in a "
                 "crash count as well."
             )
-        return True
 
     def _position(self) -> tuple[bytes, int, int]:
         """Return seed and number of the block, and the number of the next update in it."""
@@ -101,29 +112,80 @@ class PartyState:
 
     def messages(self) -> Messages:
         """CHOOSE the next minibatch, the same for all parties, and COMPUTE its messages."""
+        return self.agent.messages(self.learner, self.replay, self._minibatch())
+
+    def _minibatch(self) -> np.ndarray:
+        """CHOOSE the slots of the next minibatch (parts, B)."""
         filled = schedule.filled(self.progress.episodes, self.config.settings.buffer_size)
         words = self.random.minibatch(*self._position())
-        slots = self.agent.choose(words, filled, self.replay.length)
-        return self.agent.messages(self.learner, self.replay, slots)
+        return self.agent.choose(words, filled, self.replay.length)
+
+    def offers(self) -> Offers:
+        """CLIP and noise the messages of all blocks that are opened now, and book the opening.
+
+        Guarantee: a party never enters two versions of its messages into the opening of a step.
+        The noise depends on the secret, the step and the number of the opening alone; the ledger
+        books a digest of the result before it is returned, and refuses another one for this step,
+        also after a crash and in another view. The digest includes the secret words that the noise
+        is made of, so that the ledger does not reveal the result.
+        """
+        progress, E = self.progress, self.config.block_size
+        self._take_salt(progress.step + 1)
+        offers, drawn = [], []
+        for number, age in enumerate(schedule.opening_ages(self.config)):
+            first = progress.episodes - E - age
+            if first < 0:
+                continue
+            slots = schedule.slots(first, np.arange(E), self.config.settings.buffer_size)
+            position = progress.step + 1, progress.blocks - 1, number
+            drawn.append(self.random.opening(*position, self.agent.max_steps))
+            offers.append(self.agent.offer(self.learner, self.replay, slots, drawn[-1]))
+        words = np.concatenate([offer.words for offer in offers])
+        assert self.ledger is not None
+        self.ledger.book_opening(progress.step + 1, ledger.digest([words, *drawn]))
+        return Offers(offers, words)
+
+    def _take_salt(self, step: int) -> None:
+        """Draw the random numbers of a step with the salt that the ledger has for it."""
+        if self.ledger is not None:
+            self.random.salt = self.ledger.salt(step)
 
     # ---- apply an outcome ---------------------------------------------------------------------
 
-    def apply(self, outcome: Outcome, messages: Messages | None = None) -> None:
-        """Store, learn or score; the same every time for the same outcome."""
+    def apply(self, outcome: Outcome, entered: Messages | Offers | None = None) -> None:
+        """Store, learn or score; the same every time for the same outcome.
+
+        `entered` is this party's part of an opened sum; if it is not given, it is computed again.
+        """
+        self._applying = True
+        self._take_salt(outcome.step)
         if outcome.kind == PLAY:
             self._store(outcome)
+        elif outcome.kind == OPEN:
+            offers = entered if isinstance(entered, Offers) else self.offers()
+            self._store_opened(offers, outcome.words)
+            # The opening keeps its salt, but a party that goes on from a backup may see another
+            # sum: what it then learns from gets other samples and other noise.
+            self.random.salt += ledger.digest([outcome.words])
+            self._learn_alone()
         elif outcome.kind == UPDATE:
-            messages = messages or self.messages()
-            alone = self.config.exchange == "alone"
-            self._update(messages, messages.words if alone else outcome.words)
+            messages = entered if isinstance(entered, Messages) else self.messages()
+            self._learn(messages, outcome.words)
         else:
             self._score(Score(*map(float, outcome.words.view(np.float32))))
-        self.last = outcome
+        self.last, self._applying = outcome, False
 
     def _store(self, outcome: Outcome) -> None:
-        """APPEND a block of episodes; its seed depends on all nonces and on the block itself."""
+        """APPEND a block of episodes.
+
+        Its seed depends on all nonces and on the block itself. If openings are noised, minibatches
+        are not drawn from it, and it only decides which updates are made (`buffer_throughput`):
+        then it is public and fixed in advance by the run and the number of the block.
+        """
         joint = joint_seed(outcome.nonces, self.run, outcome.step)
         seed = hashlib.sha256(joint + secure_sum.to_bytes(outcome.words)).digest()
+        if self.config.noised:
+            seed = hashed("coins of a block", self.run, self.progress.blocks)
         env_steps = self._load_block(self.progress.blocks)
         self.progress = self.progress.after_block(self.config, env_steps, seed)
 
@@ -141,10 +203,41 @@ class PartyState:
             self.replay.rows[slot], self.replay.length[slot] = episodes.rows[e], episodes.length[e]
         return int(episodes.length.sum())
 
-    def _update(self, messages: Messages, total: np.ndarray) -> None:
-        """UPDATE from the opened sum; if private, book it before and after."""
+    def _store_opened(self, offers: Offers, total: np.ndarray) -> None:
+        """Store what was opened of each episode: the team error without this agent's message."""
+        position = 0
+        for offer in offers.blocks:
+            words = total[position : position + len(offer.words)]
+            position += len(words)
+            opened = self.agent.opened(offer, words)
+            for e, slot in enumerate(offer.slots):
+                self.replay.open(slot, opened[:, e])
+
+    def _learn_alone(self) -> None:
+        """Make the updates that the block calls for, from this party's own minibatches.
+
+        No message is sent and nothing is agreed on. But peers see when the party is ready for the
+        next step: the time that its updates take reveals about how large its samples are, which
+        no ε here accounts for.
+        """
+        while self.progress.next_kind(self.config) == OPEN:  # updates of the block are left
+            if self._update_is_due():
+                if self.ledger is None or self.ledger.up_to_date:  # not a repetition
+                    self._check_budget(1)
+                slots = self._minibatch()
+                self._update(self.agent.gradient_alone(self.learner, self.replay, slots))
+        self.progress = self.progress.advance()
+
+    def _learn(self, messages: Messages, total: np.ndarray) -> None:
+        """Make an update from the opened sum of a common minibatch."""
+        if self.config.exchange == "alone":
+            total = messages.words
+        self._update(self.agent.gradient(self.learner, messages, total))
+        self.progress = self.progress.advance()
+
+    def _update(self, gradient: Parameters) -> None:
+        """UPDATE from the sum of gradients; if private, book it before and after."""
         progress, agent = self.progress, self.agent
-        gradient = agent.gradient(self.learner, messages, total)
         step, (_, *position) = progress.step + 1, self._position()
         chunk = None if self.ledger is None else self.ledger.reserve(step, 1, [MOST], 1)
         mean = agent.mean(gradient, partial(self.random.noise, step, *position))
@@ -192,9 +285,19 @@ class PartyState:
     # ---- save and recover ---------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a snapshot, and delete the episodes that no replay needs any more."""
+        """Write a snapshot, and delete the episodes that no replay needs any more.
+
+        After an error in the middle of a step there is nothing to write: the journal holds the
+        step's outcome, and a restarted party applies it from the start.
+        """
+        if self._applying:
+            return
         arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(self.learner))}
+        if self.config.noised:
+            opened = [self.replay.opened(slot) for slot in range(len(self.replay.rows))]
+            arrays["opened"] = np.concatenate(opened)
         facts = {
+            "protocol": PROTOCOL,
             "run": self.run.hex(),
             "agent": self.index,
             "progress": asdict(self.progress),
@@ -214,6 +317,11 @@ class PartyState:
             self.save()
             return
         arrays, facts, outcomes = found
+        if facts.get("protocol") != PROTOCOL:
+            raise UsageError(
+                f"{self.folder} was written by another version of pevdn; finish that team with "
+                "that version, or choose another --out."
+            )
         if facts["run"] != self.run.hex():
             raise UsageError(
                 f"{self.folder} belongs to another team or to other settings; choose another --out."
@@ -225,12 +333,18 @@ class PartyState:
         self.all_finished = facts["all_finished"]
         for block in range(self.progress.oldest_block(self.config), self.progress.blocks):
             self._load_block(block)
+        if self.config.noised:
+            ends = np.cumsum(self.replay.length)[:-1]
+            for slot, opened in enumerate(np.split(arrays["opened"], ends)):
+                self.replay.open(slot, opened)
         if self.config.private:
             self.ledger = Ledger.read(self.folder, fingerprint(self.config))
             self.ledger.go_on(*facts["ledger"])
         for outcome in outcomes:
             self.next_kind(replaying=True)
             self.apply(outcome)
+        if self.ledger is not None:
+            self.ledger.new_salt(self.progress.step)
 
     def _new_ledger(self) -> Ledger:
         if Ledger.begun(self.folder):
@@ -241,4 +355,5 @@ class PartyState:
         release, agents = self.agent.release, self.agent.n_agents
         assert isinstance(release, SubsampledGaussian)
         own = sum(x.size for x in jax.tree.leaves(self.learner.params))
-        return planner.begin_ledger(self.folder, self.config, release, agents, own * agents)
+        facts = release, agents, own * agents, self.agent.max_steps
+        return planner.begin_ledger(self.folder, self.config, *facts)

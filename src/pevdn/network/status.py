@@ -14,7 +14,7 @@ from typing import Any
 from pevdn.errors import UsageError
 from pevdn.network.group import Group
 from pevdn.storage.files import write_atomically
-from pevdn.storage.strict_json import to_json
+from pevdn.storage.strict_json import from_json, to_json
 
 STATUS, LOG = "status.json", "log.jsonl"
 STALE = 5.0  # seconds without a report after which a member counts as down
@@ -73,7 +73,7 @@ class Status:
 def read(folder: Path) -> dict[str, Any] | None:
     """Return a member's last report, marked as down if it is old; None if there is none."""
     try:
-        report: dict[str, Any] = json.loads((folder / STATUS).read_text())
+        report: dict[str, Any] = from_json((folder / STATUS).read_text())
     except (OSError, ValueError):
         return None
     if report.get("state") not in ("finished", "stopped") and time.time() - report["time"] > STALE:
@@ -90,7 +90,8 @@ def serve(port: int, status: Status) -> None:
         def collect(self) -> Iterator[Any]:
             report = status.report()
             labels = ["member"]
-            for name in ("step", "env_steps", "updates", "epsilon_agent", "epsilon_team"):
+            epsilons = ("epsilon_record", "epsilon_team", "epsilon_agent")
+            for name in ("step", "env_steps", "updates", *epsilons):
                 if report.get(name) is not None:
                     gauge = GaugeMetricFamily(f"pevdn_{name}", name, labels=labels)
                     gauge.add_metric([report["name"]], report[name])
