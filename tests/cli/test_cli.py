@@ -102,10 +102,12 @@ def test_worlds_lists_every_world_and_the_open_families() -> None:
     assert all(w.id in text for w in worlds.available()) and "smac:MAP" in text
 
 
-def test_algorithms_lists_all_five_and_what_crosses_between_agents() -> None:
+def test_algorithms_lists_all_six_and_what_crosses_between_agents() -> None:
     rows = {row["name"]: row for row in listed("algorithms")}
-    assert list(rows) == list(ALGORITHMS) == ["iql", "vdn", "pe-vdn-a", "pe-vdn-b", "pe-vdn-c"]
-    assert [name for name, row in rows.items() if row["differentially_private"]] == ["pe-vdn-c"]
+    assert list(rows) == list(ALGORITHMS)
+    assert list(rows) == ["iql", "vdn", "pe-vdn-a", "pe-vdn-b", "pe-vdn-c", "pe-vdn-d"]
+    private = [name for name, row in rows.items() if row["differentially_private"]]
+    assert private == ["pe-vdn-c", "pe-vdn-d"]
     assert rows["iql"]["crosses"] == "nothing"
     assert "shares of m_i" in cli("algorithms").out
 
@@ -179,7 +181,7 @@ def test_evaluation_prints_one_document(trained: tuple[Path, Said]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["pe-vdn-d"], "unknown algorithm 'pe-vdn-d'; did you mean 'pe-vdn-"),
+        (["pe-vdn-x"], "unknown algorithm 'pe-vdn-x'; did you mean 'pe-vdn-"),
         (["vdm"], "did you mean 'vdn'?"),
         (["iql", "--env", "toy:twostep"], "did you mean 'toy:two-step'?"),
         (["iql", "--env", "smax-sc2:3mm"], "did you mean 'smax-sc2:3m'?"),

@@ -307,7 +307,7 @@ def test_a_private_policy_says_what_the_ledger_says_of_its_seed(
 ) -> None:
     guaranteed = Plan.of(private.config, 2).mechanism.spent([20, 30][lane])
     facts = pevdn.export(private, 0, seed=5 + lane, out=tmp_path / "policy").facts
-    assert {name: float(facts[name]) for name in guaranteed._fields} == guaranteed._asdict()
+    assert {name: float(facts[name]) for name in guaranteed.known} == guaranteed.known
     assert "no matter when or why the training ended" in facts["privacy"]
     assert "neighbours by zero-out" in facts["privacy"] and "selected anchors" in facts["privacy"]
     assert (

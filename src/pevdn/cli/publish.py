@@ -26,7 +26,10 @@ def main(
         print_json({"out": str(path), "files": sizes, "privacy": privacy})
         return
     print_table(["file", "bytes"], [[name, f"{size:,}"] for name, size in sizes.items()])
+    epsilon, record = privacy["epsilon"], ""
+    if "record" in epsilon:
+        record = f", ε record {epsilon['record']:.3g} for one agent's record of it"
     typer.echo(
-        f"ε {privacy['epsilon']['team']:.3g} (team observer) at δ {privacy['delta']:.3g} for one "
-        f"training episode. {privacy['randomness']['meaning']}\n{path}"
+        f"At δ {privacy['delta']:.3g}: ε team {epsilon['team']:.3g} for one training episode"
+        f"{record}. {privacy['randomness']['meaning']}\n{path}"
     )

@@ -22,6 +22,7 @@ from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies.policy import as_run, describe_model, load
 from pevdn.privacy import randomness
+from pevdn.privacy.accounting import DURATION, covers_teammates
 from pevdn.privacy.ledger import Ledger
 from pevdn.storage.files import write_atomically
 from pevdn.training.directory import Run
@@ -39,6 +40,18 @@ PROMISE = (
     "holds no matter when or why the training ended. epsilon_agent covers one agent's own "
     "gradients alone and is no bound. Teammates, who saw the opened sums, and evaluation "
     "episodes{anchor} are not covered."
+)
+RECORD = (
+    "What one agent stored of one training episode has (epsilon_record, delta)-differential "
+    "privacy against up to {colluders} of its teammates, pooled with any observer of all models "
+    "of the whole team, of their actions and of all opened sums ({openings} of each record). One "
+    "training episode of the whole team, neighbours by {relation}, has (epsilon_team, "
+    "delta)-differential privacy against observers who did not see the opened sums; "
+    "epsilon_coalition covers such an episode of all agents outside a coalition against the "
+    "coalition. This holds for observers who do not know the random numbers of the training, or "
+    "only those of the coalition, no matter when or why the training ended. epsilon_agent covers "
+    "one agent's own gradients alone and is no bound. What others observed themselves during an "
+    f"episode, {DURATION}, and evaluation episodes{{anchor}} are not covered."
 )
 ANCHOR = ", whose results selected anchors in this training,"
 MAY = (
@@ -186,15 +199,20 @@ def promise(run: Run, lane: int) -> dict[str, str]:
     if not config.private:
         return {"privacy": NOTHING}
     ledger = Ledger.read(run.path, fingerprint(config))
-    guaranteed = ledger.mechanism.spent(ledger.bound[lane])
+    guaranteed, mechanism = ledger.guaranteed()[lane], ledger.mechanism
     if guaranteed.epsilon_team == float("inf"):
         return {"privacy": NOTHING}
-    statement = PROMISE.format(
-        relation=ledger.mechanism.relation, anchor=ANCHOR if config.settings.anchor else ""
+    numbers: dict[str, float] = guaranteed.known
+    if mechanism.noised:
+        numbers["epsilon_coalition"] = ledger.coalition()[lane]
+        numbers |= {"openings": ledger.openings_bound, "colluders": mechanism.colluders}
+    covered = covers_teammates(guaranteed.epsilon_record)
+    statement = (RECORD if covered else PROMISE).format(
+        relation=mechanism.relation, anchor=ANCHOR if config.settings.anchor else "", **numbers
     )
     source = randomness.source(config)
     return {
-        **{name: str(x) for name, x in guaranteed._asdict().items()},
+        **{name: str(x) for name, x in numbers.items()},
         "randomness": source,
         "privacy": f"{statement} {randomness.MEANING[source]}",
     }

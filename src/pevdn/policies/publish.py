@@ -20,8 +20,8 @@ from pevdn.config.experiment import Config, fingerprint
 from pevdn.errors import PevdnError, UsageError, unknown
 from pevdn.policies import export
 from pevdn.policies.policy import as_run, of_lane, team_parameters
-from pevdn.privacy import randomness
-from pevdn.privacy.accounting import RELATIONS, TEAMMATE, Spent
+from pevdn.privacy import accounting, randomness
+from pevdn.privacy.accounting import DURATION, RELATIONS, UNCOVERED, Spent, teammate
 from pevdn.privacy.ledger import Ledger
 from pevdn.storage.readme import FILE as README
 from pevdn.storage.strict_json import to_json
@@ -32,6 +32,7 @@ from pevdn.training.summary import guarantee
 MODELS = ("", "_average", "_anchor")
 EPSILONS = (
     *("epsilon_agent", "epsilon_team", "epsilon_agent_spent", "epsilon_team_spent"),
+    *("epsilon_record", "epsilon_record_spent", "epsilon_coalition", "openings", "colluders"),
     "delta",
 )
 METRICS = (  # of a line of metrics.jsonl
@@ -59,14 +60,26 @@ SETTINGS = (
     *("learning_rate_end", "learning_rate_steps", "average_decay", "network", "hidden_size"),
     # acting and exchange
     *("exploration_start", "exploration_end", "exploration_steps", "precision", "modulus"),
+    *("bootstrap_timeouts", "openings", "message_norm", "opening_noise", "colluders"),
     # differential privacy
     *("noise_multiplier", "clip_norm", "delta", "relation", "randomness"),
     *("epsilon_budget", "budget_observer", "anchor", "anchor_threshold", "anchor_penalty"),
     # evaluation
     *("eval_every", "eval_episodes"),
 )
+UNIT = "; for the observer 'record', one agent's record of it"
+NOISED = "; discrete Gaussian noise on opened sums of clipped messages"
+BARE = "; opened sums of clipped messages, with too little noise for a finite ε"
+OPENED = {
+    "record": "up to t teammates and any outsider, who see all opened sums and parameters",
+    "coalition": "the same, for a whole episode of all agents outside the coalition",
+}
+PROVEN = f"; proven, but does not cover {DURATION}"
+TEAMMATES = "Teammates: they saw the opened sums before any noise, and knew the indices."
+OPEN = f"Teammates: there is {UNCOVERED}."
+TIME = f"{DURATION.capitalize()}: it grows with an agent's secret sample."
+EYES = "What others, such as teammates and the host of the world, observed during an episode."
 NOT_COVERED = (
-    "Teammates: they saw the opened sums before any noise, and knew the indices.",
     "Evaluation episodes: all win rates and returns here are computed from them without noise.",
     "The selection of settings or of this run by results on the same episodes.",
     "Rewards, lengths, number and timing of the training episodes as such.",
@@ -115,14 +128,12 @@ def publish(
             "metrics.jsonl": "".join(to_json(line) + "\n" for line in lines),
             "summary.json": to_json(_summary(summary, public), indent=2) + "\n",
             "privacy.json": to_json(privacy, indent=2) + "\n",
-            README: readme.of_publication(
-                public, policies, privacy["epsilon"]["team"], privacy["delta"]
-            ),
+            README: readme.of_publication(public, policies, privacy["epsilon"], privacy["delta"]),
         }
         for name, text in texts.items():
             (draft / name).write_text(text)
         epsilon, delta = privacy["epsilon"], privacy["delta"]
-        guaranteed = Spent(epsilon["agent"], epsilon["team"], delta)
+        guaranteed = Spent(epsilon["agent"], epsilon["team"], delta, epsilon.get("record"))
         figures.draw_lines(public, _by_seed(lines), draft / "curve.png", guaranteed)
         files = tuple(sorted((*policies, *texts, "config.yaml", "curve.png")))
     return Published(out, files, privacy)
@@ -162,8 +173,8 @@ def _require_empty(out: Path) -> None:
 
 def _privacy(run: Run, config: Config) -> dict[str, Any]:
     """Return the content of privacy.json, from the ledger."""
-
-    mechanism = Ledger.read(run.path, fingerprint(config)).mechanism
+    ledger = Ledger.read(run.path, fingerprint(config))
+    mechanism = ledger.mechanism._replace(openings=ledger.openings_bound)
     lanes = []
     for lane in range(config.seeds):
         facts = export.promise(run, lane)
@@ -176,29 +187,49 @@ def _privacy(run: Run, config: Config) -> dict[str, Any]:
             )
         lanes.append({"lane": lane, **epsilons})
     relation, source = config.settings.relation, randomness.source(config)
+
+    def worst(name: str) -> float:
+        return max(lane[f"epsilon_{name}"] for lane in lanes)
+
+    noised = {name: worst(name) for name in ("record", "coalition") if mechanism.noised}
+    record = noised.get("record")
+    covered = accounting.covers_teammates(record)
+    uncovered = [EYES, TIME] if covered else [OPEN, EYES, TIME] if noised else [TEAMMATES]
+    meaning = RELATIONS[relation]
+    if noised:
+        meaning = (
+            f"for ε record, {accounting.EMPTY_RECORD}; for ε coalition, "
+            f"{accounting.EMPTY_RECORDS}; for ε team and ε agent, {meaning}"
+        )
     return {
-        "unit": "one training episode of the whole team",
-        "relation": {"name": relation, "meaning": RELATIONS[relation]},
+        "unit": "one training episode of the whole team" + (UNIT if mechanism.noised else ""),
+        "relation": {"name": relation, "meaning": meaning},
         "epsilon": {
-            "team": max(lane["epsilon_team"] for lane in lanes),
-            "agent": max(lane["epsilon_agent"] for lane in lanes),
-            "teammate": None,
+            **noised,
+            "team": worst("team"),
+            "agent": worst("agent"),
+            "teammate": record,
         },
         "delta": mechanism.delta,
         "lanes": lanes,
         "observers": {
+            **{
+                name: OPENED[name] + (PROVEN if math.isfinite(x) else "; ε is infinite: no bound")
+                for name, x in noised.items()
+            },
             "team": "sees at most all agents' parameters and actions; proven",
             "agent": "sees one agent's gradients, with its teammates' held fixed; no bound",
-            "teammate": TEAMMATE,
+            "teammate": teammate(mechanism, record),
         },
         "mechanism": {
-            "name": "Poisson-subsampled discrete Gaussian noise on clipped per-episode gradients",
+            "name": "Poisson-subsampled discrete Gaussian noise on clipped per-episode gradients"
+            + (NOISED if covered else BARE if noised else ""),
             "clip_norm": config.settings.clip_norm,
             **mechanism._asdict(),
         },
         "randomness": {"source": source, "meaning": randomness.MEANING[source]},
-        "guarantee": guarantee(config),
-        "not_covered": list(NOT_COVERED),
+        "guarantee": guarantee(config, record, mechanism.openings),
+        "not_covered": [*uncovered, *NOT_COVERED],
         "pevdn_version": pevdn.__version__,
     }
 
@@ -233,8 +264,10 @@ def _metrics(run: Run, config: Config) -> list[dict[str, Any]]:
                 "run from a backup."
             )
         metrics = _allowed(line, METRICS)
-        for name in ("epsilon_team", "epsilon_agent"):  # spent so far, unlike in summary.json
-            metrics[f"{name}_spent"] = metrics.pop(name)
+        # They are spent so far, unlike in summary.json.
+        for name in ("epsilon_record", "epsilon_team", "epsilon_agent"):
+            if name in metrics:
+                metrics[f"{name}_spent"] = metrics.pop(name)
         lines.append({"lane": lane, **metrics})
     return lines
 
