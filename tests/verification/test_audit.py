@@ -24,8 +24,9 @@ from support import Said, cli, split_keys
 from pevdn.config import experiment as config
 from pevdn.privacy.accounting import epsilon
 from pevdn.simulation.program import Simulation
-from pevdn.verification import audit
-from pevdn.verification.audit import PLANTED, Scores
+from pevdn.verification import audit, canary
+from pevdn.verification.audit import PLANTED
+from pevdn.verification.canary import Scores
 from pevdn.worlds.base import AgentSpec
 
 # Three equal agents compile in half the time of toy:coordination's unlike ones.
@@ -88,10 +89,13 @@ def test_a_team_claim_without_root_n_is_exposed_and_nothing_else_is():
 
 
 def test_every_planted_bug_has_a_test():
-    assert list(PLANTED) == ["no-noise", "no-clipping", "hidden-rate", "no-root-n"]
+    """Those of pe-vdn-d alone are in test_noised_audit.py."""
+    here = [name for name, bug in PLANTED.items() if "pe-vdn-c" in bug.algorithms]
+    assert here == ["no-noise", "no-clipping", "hidden-rate", "no-root-n"]
     honest = config.make("pe-vdn-c", settings={**audit.SMALL, **SETTINGS}).settings
-    for bug in PLANTED.values():
-        assert bug.about and (bug.runs(honest) or not bug.root_n)
+    for name in here:
+        assert PLANTED[name].about
+        assert PLANTED[name].runs(honest, 3) or not PLANTED[name].all_agents
 
 
 # ---- the attack -----------------------------------------------------------------------------
@@ -109,7 +113,7 @@ def test_the_canary_is_clipped_and_points_where_the_attacker_expects_at_every_up
         config.make("pe-vdn-c", settings={**audit.SMALL, **SETTINGS, "noise_multiplier": noise})
         for noise in (sigma, 0)
     )
-    sim = audit.Watched(TEAM, silent)
+    sim = canary.Watched(TEAM, silent)
     fresh = jax.jit(sim.start, compiler_options=audit.QUICK)(jnp.array([1]))
     exposure, with_it, without = audit._scores(sim, claim, fresh, 8, TRIALS, 1)
     assert exposure == 8
@@ -136,16 +140,16 @@ def random_team(seed: int, simulation: Simulation, lanes: int) -> tuple[Any, ...
 
 def believed(world: Any = TEAM, **settings: Any) -> Simulation:
     values = {**audit.SMALL, **SETTINGS, **settings}
-    return audit.believed(world, config.make("pe-vdn-c", settings=values))
+    return canary.believed(world, config.make("pe-vdn-c", settings=values))
 
 
 def test_the_canary_reaches_the_clip_norm_whatever_the_parameters():
     """Far enough that even a bound 1,000 times as large would be reached."""
     clip_norm = 1e3 * config.make("pe-vdn-c").settings.clip_norm
     attacker = believed(hidden_size=3, clip_norm=clip_norm)
-    canary = audit.by_kind(attacker.team, audit.make_canary(TEAM, 0), 200)
+    episode = canary.by_kind(attacker.team, canary.make_canary(TEAM, 0), 200)
     learners = random_team(0, attacker, 200)
-    added = jax.jit(lambda learners: audit.added(attacker, learners, canary)[0])
+    added = jax.jit(lambda learners: canary.added(attacker, learners, episode)[0])
     for size in (0.0, 0.1, 1.0, 10.0):
         norms = jnp.linalg.norm(added(jax.tree.map(lambda x, by=size: by * x, learners)), axis=-1)
         assert norms.shape == (200, 3) and np.allclose(norms, clip_norm, rtol=1e-3)
@@ -160,15 +164,15 @@ def test_the_observer_of_one_agent_uses_nothing_of_the_others():
     def seen(seed: int) -> list[Any]:
         rng = np.random.default_rng(seed)
         learners = random_team(seed, attacker, 5)
-        sizes = [audit.vectors(learner.params).shape for learner in learners]
-        canary = audit.by_kind(team, audit.make_canary(attacker.world, seed), 5)
-        return jax.tree.map(np.array, [learners, canary, [rng.normal(size=s) for s in sizes]])
+        sizes = [canary.vectors(learner.params).shape for learner in learners]
+        episode = canary.by_kind(team, canary.make_canary(attacker.world, seed), 5)
+        return jax.tree.map(np.array, [learners, episode, [rng.normal(size=s) for s in sizes]])
 
     mine, theirs, mixed = seen(0), seen(1), seen(1)
     for own, other in zip(mine, mixed, strict=True):  # kind 0 holds agents 0 and 2, kind 1 agent 1
         for a, b in zip(jax.tree.leaves(own[0]), jax.tree.leaves(other[0]), strict=True):
             b[:, 0] = a[:, 0]
-    score = jax.jit(lambda *known: audit.score(attacker, *known))
+    score = jax.jit(lambda *known: canary.score(attacker, *known))
     before, after, all_else = score(*mine), score(*mixed), score(*theirs)
     assert np.array_equal(before.agent, after.agent)
     assert not np.any(np.isclose(before.team, after.team))
@@ -185,8 +189,10 @@ def test_the_score_of_one_update_is_that_of_the_subsampled_gaussian(agents: int,
 
     def scores(sampled: np.ndarray) -> np.ndarray:
         noise = sigma * claimed.clip_norm * rng.normal(size=(n, agents, v.size))
-        each = audit.evidence(jnp.asarray(sampled[:, None, None] * v + noise), v, claimed)
-        return np.asarray(audit.log_likelihood_ratio(each.sum(-1), q))
+        each = canary.evidence(
+            jnp.asarray(sampled[:, None, None] * v + noise), v, sigma * claimed.clip_norm
+        )
+        return np.asarray(canary.log_likelihood_ratio(each.sum(-1), q))
 
     found = audit.area_under_curve(scores(rng.random(n) < q), scores(np.zeros(n)))
     expected = (1 - q) / 2 + q * norm.cdf(math.sqrt(agents / 2) / sigma)
@@ -205,7 +211,7 @@ def test_unlike_samples_are_learnt_from_in_full_and_divided_by_the_same_number()
     settings = {"buffer_size": 8, "expected_batch_size": 8, "noise_multiplier": 0}
     sim = Simulation(TEAM, config.make("pe-vdn-c", settings={**audit.SMALL, **settings}))
     state = jax.jit(sim.start)(jnp.arange(2))
-    (record,) = audit.by_kind(sim.team, audit.make_canary(TEAM, 0), 2)
+    (record,) = canary.by_kind(sim.team, canary.make_canary(TEAM, 0), 2)
     everywhere = jax.tree.map(
         lambda x, rows: jnp.broadcast_to(x[:, :, None], rows.shape), record, state.replays[0]
     )
@@ -279,6 +285,7 @@ def test_an_audit_prints_one_document_and_leaves_with_0(told):
     assert set(document["rows"][0]) == {
         "observer",
         "noise_multiplier",
+        "opening_noise",
         "epsilon_claimed",
         "epsilon_lower_bound",
         "auc",
@@ -349,13 +356,13 @@ def test_a_preset_is_audited_whole_but_for_what_is_scaled(told):
 def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPatch):
     """And as many trials at once as fit: here not all 200 of them."""
     monkeypatch.setattr(audit, "MEMORY", 50_000)
-    shapes, attack = [], audit.attack
+    shapes, attack = [], canary.attack
 
-    def spy(sim: Any, claim: Any, fresh: Any, canary: Any, keys: Any, slots: Any) -> Any:
+    def spy(sim: Any, claim: Any, fresh: Any, episode: Any, keys: Any, slots: Any) -> Any:
         shapes.append((keys.shape, sim.settings))
-        return attack(sim, claim, fresh, canary, keys, slots)
+        return attack(sim, claim, fresh, episode, keys, slots)
 
-    monkeypatch.setattr(audit, "attack", spy)
+    monkeypatch.setattr(canary, "attack", spy)
     chosen = {"noise_multiplier": 0.5, "buffer_size": 8, "expected_batch_size": 4}
     more = {"update_every": 2, "optimizer": "sgd", "clip_norm": 3.0, "parallel_episodes": 1}
     alone: Any = SimpleNamespace(name="made-up", agents=TEAM.agents[:1], max_steps=1)
@@ -383,7 +390,12 @@ def test_a_recipe_is_trained_with_its_own_settings(monkeypatch: pytest.MonkeyPat
         (["--delta", 0], "delta is 0, but must be above 0 and at most 0.5."),
         (["--delta", 1.5], "delta is 1.5, but must be above 0 and at most 0.5."),
         (["--delta", "nan"], "delta is nan, but must be above 0 and at most 0.5."),
-        (["--plant", "no-nois"], "unknown planted bug 'no-nois'; did you mean 'no-noise'?"),
+        (
+            ["--plant", "no-nois"],
+            "unknown planted bug of pe-vdn-c 'no-nois'; did you mean 'no-noise'?",
+        ),
+        (["--plant", "small-share"], "unknown planted bug of pe-vdn-c 'small-share'"),
+        (["--algorithm", "pe-vdn-b"], "unknown private algorithm 'pe-vdn-b'; did you mean"),
         (["--agents", 0], "agents is 0, but must be at least 1."),
         (["--batch-size", 64], "expected_batch_size is 64, but a buffer of buffer_size=32"),
         (["--seed", -1], "seed is -1, but must be at least 0."),

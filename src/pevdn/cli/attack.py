@@ -71,6 +71,8 @@ def main(
         return
     _show_channels(document)
     _show_team_sizes(document)
+    _show_noised_sums(document)
+    _show_records(document)
     _show_membership(document)
     typer.echo(f"{document['seconds']:.0f} seconds\npicture  {path}")
 
@@ -95,7 +97,8 @@ def _show_channels(document: dict[str, Any]) -> None:
     meanings = ", ".join(f"{name}: {meaning}" for name, meaning in features.items())
     _print(
         f"What agent 1 infers about agent 0 in this team of {document['agents']}: AUC [95 % "
-        "interval]. pe-vdn-a sends the message, pe-vdn-b and c send shares, all open the sum. "
+        "interval]. pe-vdn-a sends the message, pe-vdn-b and c send shares, all open the sum "
+        "(pe-vdn-d with noise, below). "
         f"({meanings})"
     )
     channels = list(dict.fromkeys(row["channel"] for row in own))
@@ -150,6 +153,64 @@ def _show_team_sizes(document: dict[str, Any]) -> None:
     )
 
 
+def _show_noised_sums(document: dict[str, Any]) -> None:
+    features, rows = list(document["features"]), document["noised_sums"]
+    _print(
+        "What a noised sum (pe-vdn-d) reveals to a teammate: AUC [95 % interval], beside the sum "
+        "of pe-vdn-b. The noise is the least that keeps the openings of a record within ε at δ "
+        f"{document['delta']:.2g}, for all other agents colluding; with 2 agents the teammate is "
+        "all others. (limit: the largest AUC of any attack on the sums at this ε)"
+    )
+    plain = {
+        (row["agents"], row["feature"]): row
+        for row in document["teammate"]
+        if row["channel"] == "opened sum" and row["composed"]
+    }
+    by = {(row["agents"], row["epsilon"], row["own"], row["feature"]): row for row in rows}
+    table: list[list[str]] = []
+    shown: set[int] = set()
+    for agents, epsilon, mine in dict.fromkeys(key[:3] for key in by):
+        if agents in {size for size, _ in plain} - shown:
+            shown.add(agents)
+            own = (_cell(plain[agents, f]) for f in features)
+            table.append([f"{agents}, pe-vdn-b", *own, "1.00"])
+        found = [by[agents, epsilon, mine, f] for f in features]
+        name = f"{agents}, ε {_epsilon(epsilon)}" + (" (this run's)" if mine else "")
+        table.append([name, *map(_cell, found), f"{found[0]['largest_auc']:.2f}"])
+    print_table(["agents", *features, "limit"], table)
+    known = [row for row in rows if row["auc"] is not None and row["epsilon"] != float("inf")]
+    worst = max(known, key=lambda row: abs(row["auc"] - 0.5), default=None)
+    if worst is not None:
+        _print(
+            f"At a finite ε, farthest from chance: {worst['auc']:.3f} for {worst['feature']} with "
+            f"{worst['agents']} agents at ε {_epsilon(worst['epsilon'])}; intervals that contain "
+            f"0.5: {sum(row['low'] <= 0.5 <= row['high'] for row in known)} of {len(known)}.\n"
+        )
+
+
+def _show_records(document: dict[str, Any]) -> None:
+    rows = document["records"]
+    _print(
+        "Whether an agent's record is in the sum or empty, for a coalition of all others that "
+        "knows the record: AUC [95 % interval]."
+    )
+    print_table(
+        ["agents", "ε", "noise", "AUC", "limit"],
+        [
+            [
+                f"{row['agents']}, this run's" if row["own"] else str(row["agents"]),
+                _epsilon(row["epsilon"]),
+                f"{row['opening_noise']:g}",
+                _cell(row),
+                f"{row['largest_auc']:.2f}",
+            ]
+            for row in rows
+        ],
+    )
+    over = [row for row in rows if row["low"] > row["largest_auc"]]
+    _print(f"Above its limit: {len(over) or 'nothing'}.\n")
+
+
 def _show_membership(document: dict[str, Any]) -> None:
     rows = document["membership"]
     _print(
@@ -157,7 +218,7 @@ def _show_membership(document: dict[str, Any]) -> None:
         f"whole team. ({document['shadows']} teams, {document['updates']} updates on about half of "
         f"{document['candidates']} episodes, δ {document['delta']:.2g}; limit: the largest AUC "
         "of any attack at this ε team; *: conditional; own: pe-vdn-c with this run's noise, or "
-        "at its ε)"
+        "at its ε agent)"
     )
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     print_table(

@@ -9,14 +9,20 @@ import typer
 
 from pevdn.cli.output import Json, print_json, print_table
 
+CONDITIONAL = "agent (conditional)"
+
 
 def main(
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
-            help="Choose the noise for this ε of the agent observer; may be repeated (default: 1, "
-            "3 and 8). Claims are audited for both observers."
+            help="Choose the noise for this ε of the agent observer, with pe-vdn-d of the record; "
+            "may be repeated (default: 1, 3 and 8). Claims are audited for all observers."
         ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="pe-vdn-c or pe-vdn-d (default: the preset's, or pe-vdn-c)."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="Audit this preset; `pevdn presets` lists them.")
@@ -55,8 +61,9 @@ def main(
     plant: Annotated[
         str | None,
         typer.Option(
-            help="Plant a bug that the audit should find: no-noise, no-clipping, hidden-rate or "
-            "no-root-n."
+            help="Plant a bug that the audit should find: no-noise, no-clipping, hidden-rate, "
+            "no-root-n; with pe-vdn-d also no-opening-noise, small-share, no-message-clip, "
+            "opened-twice, private-centre."
         ),
     ] = None,
     as_json: Json = False,
@@ -71,7 +78,8 @@ def main(
     scaled = {name: value for name, value in short.items() if value is not None}
     recipe = {}
     if preset is not None:
-        recipe = dataclasses.asdict(presets.configure(None, preset=preset).settings)
+        chosen = presets.configure(algorithm, preset=preset)
+        recipe, algorithm = dataclasses.asdict(chosen.settings), chosen.algorithm
     document = audit(
         world_for(env, agents),
         epsilon,
@@ -82,6 +90,7 @@ def main(
         reporter(),
         {**recipe, **parse_assignments(assignments or [])},
         {**scaled, **parse_assignments(scale or [])},
+        algorithm or "pe-vdn-c",
     )
     if as_json:
         print_json(document)
@@ -93,14 +102,14 @@ def main(
 
 
 def _show(document: dict[str, Any]) -> None:
+    noised = document["algorithm"] == "pe-vdn-d"
+    labels = {"agent": "agent*", "sums": "sums alone"} if noised else {"agent": CONDITIONAL}
     print_table(
         ["observer", "noise", "ε claimed", "ε at least", "fraction", "AUC", "verdict"],
         [
             [
-                row["observer"]
-                if row["observer"] == "team"
-                else f"{row['observer']} (conditional)",
-                f"{row['noise_multiplier']:g}",
+                labels.get(row["observer"], row["observer"]),
+                f"{row['noise_multiplier']:g}" + (f"; {row['opening_noise']:g}" if noised else ""),
                 f"{row['epsilon_claimed']:.2f}",
                 f"{row['epsilon_lower_bound']:.2f}",
                 f"{row['epsilon_lower_bound'] / row['epsilon_claimed']:.2f}",
@@ -110,6 +119,13 @@ def _show(document: dict[str, Any]) -> None:
             for row in document["rows"]
         ],
     )
+    if noised:
+        typer.echo(
+            f"Noise of gradients; of sums. record: {document['colluders']} of the other agents pool"
+            " all that they know,\nsee every opened sum and all parameters, and attack the record "
+            f"of one agent. sums alone: the same\nwith {10 * document['trials']:,} trials of each "
+            "kind and no updates. *: conditional."
+        )
     team = "1 agent" if document["agents"] == 1 else f"{document['agents']} agents"
     typer.echo(
         f"{team}, batch {document['batch_size']} of {document['buffer_size']}, "

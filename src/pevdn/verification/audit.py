@@ -3,10 +3,11 @@
 A *trial* trains a small team whose full replay buffer holds empty episodes and, with or without it,
 one made-up episode: the canary. The two buffers are neighbours in the sense of docs/privacy.md, and
 the worst possible ones, because nothing else moves the gradients. The program is the real one:
-sampling, exchange, clipping, noise and optimiser. An attacker who knows the canary and believes the
-claim sees every released gradient for as long as an episode is exposed, and scores each trial by
-its log-likelihood ratio with and without the canary. Many scores give a lower bound on ε with a
-stated confidence. A bound above the accountant's ε refutes the claim.
+openings, sampling, exchange, clipping, noise and optimiser. An attacker who knows the canary and
+believes the claim sees every released gradient for as long as an episode is exposed, and scores
+each trial by its log-likelihood ratio with and without the canary. With pe-vdn-d, a coalition of t
+teammates also sees every opened sum, and attacks the record of one agent. Many scores give a lower
+bound on ε with a stated confidence. A bound above the accountant's ε refutes the claim.
 
 A bound below it proves nothing: it is what this attack found with this number of trials. For the
 agent observer the attack uses one agent's own gradients alone, not what teammates feed back through
@@ -31,30 +32,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from pevdn import worlds
 from pevdn._platform import cache_compilations
-from pevdn.agent import replay
-from pevdn.agent.learning import Learner
+from pevdn.agent.program import AgentProgram
 from pevdn.agent.replay import Episode
 from pevdn.config import experiment as configuration
 from pevdn.config.experiment import Config
 from pevdn.config.settings import Settings, number
 from pevdn.errors import PevdnError, UsageError, unknown
-from pevdn.exchange.alone import alone
 from pevdn.privacy import planner
-from pevdn.privacy.accounting import OBSERVERS, Mechanism
+from pevdn.privacy.accounting import Mechanism
 from pevdn.simulation.program import Simulation
-from pevdn.simulation.state import State, each_agent
-from pevdn.simulation.team import TeamLayout
+from pevdn.simulation.state import State
 from pevdn.training.progress import Reporter, Silent
+from pevdn.verification import canary
+from pevdn.verification.canary import Scores, Watched
 from pevdn.worlds.base import World
 from pevdn.worlds.toy import Coordination
 
 CONFIDENCE = 0.95
-REWARD = 1e4  # of the canary: large enough to dominate the team error for any Q-values
 LANES = 400  # trials computed side by side,
+SUMS = 10  # trials of the opened sums alone for each of the others: they make no updates
 MEMORY = 2**30  # or as many as fit into this many bytes
 QUICK = {"xla_backend_optimization_level": "1"}  # half the compile time, at the same speed
 SMALL = {  # defaults of an audit: privacy does not depend on the size of the network
@@ -69,7 +68,17 @@ ALWAYS = {  # a trial starts with a full buffer, and tests whether one episode i
     "relation": "zero-out",
     "epsilon_budget": 0.0,
 }
-EPSILONS = (1.0, 3.0, 8.0)  # of one agent
+EPSILONS = (1.0, 3.0, 8.0)  # of one agent, or of its record
+AUDITED = ("pe-vdn-c", "pe-vdn-d")
+
+
+class CentresWithItsOwnReward(AgentProgram):
+    """Centres clipped messages with a reward of its own, as if it were public."""
+
+    def offer(self, params: Any, target: Any, batch: Episode, words: Array) -> tuple[Array, Array]:
+        offered, own = super().offer(params, target, batch, words)
+        reward = jnp.clip(batch.rewards / self.opening.n_agents, -4.0, 4.0)
+        return offered + jnp.trunc(reward / self.opening.unit).astype(jnp.int32), own
 
 
 @dataclass(frozen=True)
@@ -77,29 +86,53 @@ class Bug:
     """A planted bug: the program, or the claim, deviates from the other."""
 
     about: str
-    runs: Callable[[Settings], Mapping[str, Any]] = lambda claimed: {}
-    root_n: bool = True  # whether the claim for the team observer accounts for √N
+    runs: Callable[[Settings, int], Mapping[str, Any]] = lambda claimed, agents: {}
+    program: type[AgentProgram] = AgentProgram
+    all_agents: bool = True  # whether the claim for the team observer accounts for all N agents
+    algorithms: tuple[str, ...] = ("pe-vdn-c", "pe-vdn-d")
+
+
+def _noised(about: str, **how: Any) -> Bug:
+    return Bug(about, algorithms=("pe-vdn-d",), **how)
 
 
 PLANTED: dict[str, Bug] = {
-    "no-noise": Bug("no noise is added", lambda s: {"noise_multiplier": 0.0}),
+    "no-noise": Bug("no noise is added to gradients", lambda s, n: {"noise_multiplier": 0.0}),
     "no-clipping": Bug(
         "the noise is as claimed, but gradients may be 1,000 times larger",
-        lambda s: {"clip_norm": s.clip_norm * 1e3, "noise_multiplier": s.noise_multiplier / 1e3},
+        lambda s, n: {"clip_norm": s.clip_norm * 1e3, "noise_multiplier": s.noise_multiplier / 1e3},
     ),
     "hidden-rate": Bug(
         "episodes are sampled twice as often as claimed",
-        lambda s: {"expected_batch_size": 2 * s.expected_batch_size},
+        lambda s, n: {"expected_batch_size": 2 * s.expected_batch_size},
     ),
-    "no-root-n": Bug("the claim for the team observer lacks √N", root_n=False),
+    "no-root-n": Bug(
+        "the claim for the team observer is that for one agent (pe-vdn-c: lacks √N)",
+        all_agents=False,
+    ),
+    "no-opening-noise": _noised(
+        "no noise is added to the sums", runs=lambda s, n: {"opening_noise": 0.0}
+    ),
+    "small-share": _noised(
+        "each agent adds an N-th of the noise's variance, although all others may collude",
+        runs=lambda s, n: {"opening_noise": s.opening_noise / math.sqrt(n)},
+    ),
+    "no-message-clip": _noised(
+        "the noise is as claimed, but messages may be 1,000 times larger",
+        runs=lambda s, n: {
+            "message_norm": s.message_norm * 1e3,
+            "opening_noise": s.opening_noise / 1e3,
+        },
+    ),
+    "opened-twice": _noised(
+        "episodes are opened twice as often as claimed",
+        runs=lambda s, n: {"openings": 2 * s.openings},
+    ),
+    "private-centre": _noised(
+        "an agent adds a reward of its own to its clipped messages, as if it were public",
+        program=CentresWithItsOwnReward,
+    ),
 }
-
-
-class Scores(NamedTuple):
-    """Log-likelihood ratios of trials (S,) with and without the canary, by observer."""
-
-    agent: Array
-    team: Array
 
 
 class Row(NamedTuple):
@@ -107,6 +140,7 @@ class Row(NamedTuple):
 
     observer: str
     noise_multiplier: float
+    opening_noise: float | None  # pe-vdn-d
     epsilon_claimed: float
     epsilon_lower_bound: float
     auc: float  # probability that a trial with the canary scores above one without
@@ -123,15 +157,16 @@ def audit(
     reporter: Reporter | None = None,
     settings: Mapping[str, Any] | None = None,
     scaled: Mapping[str, Any] | None = None,
+    algorithm: str = "pe-vdn-c",
 ) -> dict[str, Any]:
-    """Audit the ε of a recipe for the team observer and its figures for the agent observer.
+    """Audit the ε of a recipe for every observer of its algorithm.
 
     `settings` is the recipe, as for training. `scaled` overrides some of its settings, and SMALL
     provides those it does not name. `delta` defaults to the recipe's, or buffer_size^−1.1: a trial
     has no more episodes than its buffer. With a noise multiplier in the settings its ε is the
-    claim; otherwise the noise is chosen for these `epsilons` of the agent observer. `trials` counts
-    those with the canary; as many run without. All bounds of the document hold simultaneously with
-    its confidence.
+    claim; otherwise the noise is chosen for these `epsilons`, of the agent observer or, with
+    pe-vdn-d, of `record`. `trials` counts those with the canary; as many run without. All bounds of
+    the document hold simultaneously with its confidence.
     """
     chosen = {**SMALL, **(settings or {}), **(scaled or {})}
     trials = number("trials", trials, int, 100, 1_000_000)
@@ -140,15 +175,18 @@ def audit(
     targets = [number("epsilon", e, float, 0.01, 100.0) for e in epsilons or EPSILONS]
     if delta is not None and not 0 < delta <= 0.5:
         raise UsageError(f"delta is {delta:g}, but must be above 0 and at most 0.5.")
-    if plant is not None and plant not in PLANTED:
-        raise unknown("planted bug", plant, PLANTED)
+    if algorithm not in AUDITED:
+        raise unknown("private algorithm", algorithm, AUDITED)
+    plantable = {name: bug for name, bug in PLANTED.items() if algorithm in bug.algorithms}
+    if plant is not None and plant not in plantable:
+        raise unknown(f"planted bug of {algorithm}", plant, plantable)
     bug = PLANTED[plant] if plant else Bug("nothing")
     show = reporter or Silent()
     cache_compilations()
     n_agents = len(world.agents)
 
     def configured(values: Mapping[str, Any], **changes: Any) -> Config:
-        return configuration.make("pe-vdn-c", world.name, seed=seed, settings={**values, **changes})
+        return configuration.make(algorithm, world.name, seed=seed, settings={**values, **changes})
 
     base, rows = configured(chosen, **ALWAYS, **({} if delta is None else {"delta": delta})), []
     if base.settings.delta == 0:
@@ -157,37 +195,50 @@ def audit(
     values = dataclasses.asdict(base.settings)
     plan = planner.Plan.of(base, n_agents)
     if "noise_multiplier" in chosen:
-        if plan.noise_multiplier == 0:
-            raise UsageError("noise_multiplier is 0, which claims no ε to audit; raise it.")
-        noises = [plan.noise_multiplier]
+        for name in planner.noises_of(plan.mechanism.observers[0]):
+            if getattr(plan, name) == 0:
+                raise UsageError(f"{name} is 0, which claims no ε to audit; raise it.")
+        plans = [plan]
     else:
-        noises = [planner.smallest_noise(plan, e, "agent").noise_multiplier for e in targets]
-    significance = (1 - CONFIDENCE) / (len(OBSERVERS) * len(noises))
+        whom = "record" if base.noised else "agent"
+        plans = [planner.smallest_noise(plan, epsilon, whom) for epsilon in targets]
+    observers = plan.mechanism.observers
+    if base.noised:
+        observers = (*observers, "sums")
+    significance = (1 - CONFIDENCE) / (len(observers) * len(plans))
     bound = partial(lower_bound, significance=significance, delta=base.delta, seed=seed)
     fresh = jax.jit(Simulation(world, base).start, compiler_options=QUICK)(jnp.array([seed]))
-    for noise in noises:
-        claim = configured(values, noise_multiplier=noise)
-        real = configured(values, **{"noise_multiplier": noise, **bug.runs(claim.settings)})
-        mechanism = Mechanism(
-            claim.sampling_rate, noise, n_agents if bug.root_n else 1, claim.delta
-        )
+    for plan in plans:
+        noise = {"noise_multiplier": plan.noise_multiplier}
+        if base.noised:
+            noise["opening_noise"] = plan.opening_noise
+        claim = configured(values, **noise)
+        real = configured(values, **{**noise, **bug.runs(claim.settings, n_agents)})
+        mechanism = plan.mechanism._replace(n_agents=n_agents if bug.all_agents else 1)
+        claims = [f"{who} {_claimed(mechanism, plan.exposure, who):.2f}" for who in observers]
+        at = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in noise.items())
         show.note(
-            f"ε team {mechanism.epsilon(plan.exposure, 'team'):.2f}, agent "
-            f"{mechanism.epsilon(plan.exposure, 'agent'):.2f} at noise multiplier {noise:g}: "
-            f"compiling, then {trials:,} trials with the canary and {trials:,} without, of "
-            f"{plan.exposure} updates"
+            f"ε {', '.join(claims)} at {at}: compiling, then {trials:,} trials with the canary and "
+            f"{trials:,} without, of {plan.exposure} updates"
         )
         sim = Watched(world, real)
+        sim.program = bug.program(sim.program.settings, sim.program.release, sim.program.opening)
         exposure, with_it, without = _scores(sim, claim, fresh, plan.exposure, trials, seed)
-        for who in OBSERVERS:
-            claimed = mechanism.epsilon(exposure, who)
+        if base.noised:
+            sums = _sums(sim, claim, fresh, trials, seed)
+            with_it, without = with_it._replace(sums=sums[0]), without._replace(sums=sums[1])
+        for who in observers:
+            claimed = _claimed(mechanism, exposure, who)
             held_in, held_out = getattr(with_it, who), getattr(without, who)
             least = bound(held_in, held_out)
             auc = area_under_curve(held_in, held_out)
-            rows.append(Row(who, noise, claimed, least, auc, least <= claimed))
+            row = (who, plan.noise_multiplier, noise.get("opening_noise"))
+            rows.append(Row(*row, claimed, least, auc, least <= claimed))
     return {
+        "algorithm": algorithm,
         "env": world.name,
         "agents": n_agents,
+        "colluders": plan.mechanism.colluders if base.noised else None,
         "buffer_size": base.settings.buffer_size,
         "batch_size": base.settings.expected_batch_size,
         "updates": exposure,
@@ -204,13 +255,20 @@ def audit(
     }
 
 
+def _claimed(mechanism: Mechanism, exposure: int, observer: str) -> float:
+    """Return the ε that is claimed; of sums alone, that of a record that no update uses."""
+    if observer == "sums":
+        return mechanism.epsilon(0, "record")
+    return mechanism.epsilon(exposure, observer)
+
+
 def substituted(recipe: Settings, audited: Settings) -> dict[str, dict[str, Any]]:
     """Return the settings that differ from the recipe's, except δ and noise, which rows report."""
     own, used = dataclasses.asdict(recipe), dataclasses.asdict(audited)
     return {
         name: {"recipe": own[name], "audited": used[name]}
         for name in own
-        if name not in ("delta", "noise_multiplier") and own[name] != used[name]
+        if name not in ("delta", *planner.NOISES) and own[name] != used[name]
     }
 
 
@@ -276,166 +334,52 @@ def area_under_curve(held_in: np.ndarray, held_out: np.ndarray) -> float:
 def _scores(
     sim: Watched, claim: Config, fresh: State, updates: int, trials: int, seed: int
 ) -> tuple[int, Scores, Scores]:
-    """Return the exposure the program counted, and scores (trials,) with and without the canary."""
-    size = sim.settings.buffer_size
+    """Return the exposure the program counted, and scores (trials,) with and without the canary.
+
+    With pe-vdn-d, the `record` observer compares with trials in which the record of the last agent
+    is empty, the others with trials in which the whole episode is.
+    """
+    noised = sim.config.noised
+    ways = 3 if noised else 2  # with the canary, without, and without the record of one agent
+    size, agents = sim.settings.buffer_size, len(sim.team)
     fit = MEMORY // sum(leaf.nbytes for leaf in jax.tree.leaves(fresh))
-    lanes = min(LANES, 2 * trials, max(2, fit - fit % 2))
-    calls = -(-2 * trials // lanes)
+    lanes = max(ways, min(LANES, ways * trials, fit) // ways * ways)
+    calls = -(-ways * trials // lanes)
     slots = np.random.default_rng(seed).integers(0, size, (calls, lanes))
-    slots[:, 1::2] = size  # every other lane has no canary
-    canary = make_canary(sim.world, seed)
-    run = jax.jit(partial(attack, sim, claim), compiler_options=QUICK)
+    episode = canary.make_canary(sim.world, seed)
+    extra: tuple[Array, ...] = ()
+    if noised:
+        kept = np.ones((lanes, agents), bool)
+        kept[1::3], kept[2::3, -1] = False, False
+        extra = (jnp.asarray(kept),)
+    else:
+        slots[:, 1::2] = size  # every other lane has no canary
+    trial = canary.attack_noised if noised else canary.attack
+    run = jax.jit(partial(trial, sim, claim), compiler_options=QUICK)
     parts = []
     for key, slot in zip(jax.random.split(jax.random.key(seed), calls), slots, strict=True):
         keys = jax.random.split(key, (updates, lanes, 4))
-        scores, state = run(fresh, canary, keys, jnp.asarray(slot))
+        scores, state = run(fresh, episode, keys, jnp.asarray(slot), *extra)
         parts.append(jax.tree.map(np.asarray, scores))
     together = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-    with_it, without = (jax.tree.map(lambda x, k=k: x[k::2][:trials], together) for k in (0, 1))
+    found = [jax.tree.map(lambda x, k=k: x[k::ways][:trials], together) for k in range(ways)]
+    with_it, without = found[0], found[1]
+    if noised:
+        without = without._replace(record=found[2].record)
     return int(state.exposure.max()), with_it, without
 
 
-# ---- the attack -----------------------------------------------------------------------------
-
-
-def believed(world: World, claim: Config) -> Simulation:
-    """Return the claimed program as the attacker runs it, for each agent by itself.
-
-    An agent's own parameters are enough: the canary's reward dominates all messages.
-    """
-    simulation = Simulation(world, claim)
-    simulation.exchange = alone
-    return simulation
-
-
-def added(
-    simulation: Simulation, learners: tuple[Learner, ...], canary: Sequence[Episode]
-) -> list[Array]:
-    """Return what the canary (S, N, ...) adds to each agent's sum of gradients, (S, N, P)."""
-    S = canary[0].length.shape[0]
-    one = jax.tree.map(lambda x: x[:, :, None], tuple(canary))
-    batches = tuple(each_agent(replay.time_first)(episodes) for episodes in one)
-    total, _ = simulation.sum_batch(learners, batches, jnp.zeros((S, 1), bool), jnp.zeros(S))
-    return [vectors(gradient) for gradient in simulation.release.as_floats(total)]
-
-
-def vectors(gradient: Any) -> Array:
-    """Flatten gradients (S, N, ...) to (S, N, P)."""
-    flat: Array = each_agent(lambda one: ravel_pytree(one)[0])(gradient)
-    return flat
-
-
-def evidence(released: Array, v: Array, claimed: Settings) -> Array:
-    """Return log N(s; v, σ²C²) − log N(s; 0, σ²C²) of an agent's released sum s, last axis.
-
-    v is the canary's clipped gradient. Only this agent's data is used.
-    """
-    return ((2 * released - v) * v).sum(-1) / (
-        2 * (claimed.noise_multiplier * claimed.clip_norm) ** 2
-    )
-
-
-def log_likelihood_ratio(evidence: Array, q: float) -> Array:
-    """Return log(1 − q + q·e^evidence): the canary is in the buffer and sampled with rate q."""
-    return jnp.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + evidence)
-
-
-def score(
-    simulation: Simulation,
-    learners: tuple[Learner, ...],
-    canary: Sequence[Episode],
-    released: Sequence[Array],
-) -> Scores:
-    """Return one update's contribution to the scores, from the agents' data by kind (S, N, ...).
-
-    The agent observer sees the first agent of the team. The team observer sees all agents, whose
-    noise is independent but which sample the canary together or not at all.
-    """
-    by_kind = [
-        evidence(seen, v, simulation.settings)
-        for seen, v in zip(released, added(simulation, learners, canary), strict=True)
-    ]
-    first, *others = simulation.team.by_agent(by_kind, axis=1)  # (S,) each
-    ratio = partial(log_likelihood_ratio, q=simulation.config.sampling_rate)
-    return Scores(ratio(first), ratio(sum(others, start=first)))
-
-
-class Watched(Simulation):
-    """The unchanged simulation, which also exposes what its newest update released."""
-
-    released: tuple[Any, ...]  # by kind, (S, N, ...)
-
-    def gradients(self, state: State, keys: Array) -> tuple[tuple[Any, ...], Array]:
-        self.released, refused = super().gradients(state, keys)
-        return self.released, refused
-
-
-def make_canary(world: World, seed: int) -> list[Episode]:
-    """Return each agent's record of one episode of full length with very large rewards."""
-    rng, T = np.random.default_rng(seed), world.max_steps
-    return [
-        Episode(
-            observations=jnp.asarray(rng.normal(size=(T + 1, spec.observation_size)), jnp.float32),
-            available=jnp.ones((T + 1, spec.n_actions), bool),
-            actions=jnp.asarray(rng.integers(0, spec.n_actions, T), jnp.int16),
-            rewards=jnp.full(T, REWARD),
-            terminal=jnp.zeros(T, bool),
-            length=jnp.int32(T),
-        )
-        for spec in world.agents
-    ]
-
-
-def by_kind(team: TeamLayout, canary: Sequence[Episode], lanes: int) -> list[Episode]:
-    """One record for each agent to (S, N, ...) for each kind."""
-
-    def together(*records: Array) -> Array:
-        return jnp.broadcast_to(jnp.stack(records), (lanes, len(records), *records[0].shape))
-
-    return [jax.tree.map(together, *[canary[i] for i in kind.members]) for kind in team.kinds]
-
-
-def begin(fresh: State, canary: Sequence[Episode], slots: Array) -> State:
-    """Copy the team of one lane to S lanes, its buffer full of empty episodes and the canary.
-
-    The canary goes to `slots` (S,); the scratch slot stands for no canary.
-    """
-    (S,), size = slots.shape, fresh.stored_at.shape[1]
-    state: State = jax.tree.map(lambda x: jnp.broadcast_to(x[0], (S, *x.shape[1:])), fresh)
-    one = jax.tree.map(lambda x: x[:, :, None], list(canary))
-    return state._replace(
-        episodes=jnp.full(S, size),
-        replays=tuple(
-            each_agent(replay.store, 1)(rows, slots[:, None], new)
-            for rows, new in zip(state.replays, one, strict=True)
-        ),
-    )
-
-
-def attack(
-    sim: Watched,
-    claim: Config,
-    fresh: State,
-    canary: Sequence[Episode],
-    keys: Array,
-    slots: Array,
-) -> tuple[Scores, State]:
-    """Run S trials of T updates with keys (T, S, 4); the canary has one record per agent.
-
-    `sim` is the program that runs; the attacker believes `claim`. Returns scores and final state.
-    """
-    (S,) = slots.shape
-    records = by_kind(sim.team, canary, S)
-    attacker = believed(sim.world, claim)
-    divisor = sim.settings.expected_batch_size  # public, and undone here: the sum has noise σC
-
-    def update(carry: tuple[State, Scores], keys: Array) -> tuple[tuple[State, Scores], None]:
-        before, total = carry
-        after = sim.update(before, keys, jnp.ones(S, bool))
-        released = [divisor * vectors(gradient) for gradient in sim.released]
-        seen = score(attacker, before.learners, records, released)
-        return (after, jax.tree.map(jnp.add, total, seen)), None
-
-    start = (begin(fresh, records, slots), Scores(jnp.zeros(S), jnp.zeros(S)))
-    (state, scores), _ = jax.lax.scan(update, start, keys)
-    return scores, state
+def _sums(
+    sim: Watched, claim: Config, fresh: State, trials: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores of the opened sums alone, with the record of the last agent and without."""
+    episode, agents = canary.make_canary(sim.world, seed), len(sim.team)
+    lanes = SUMS * LANES
+    kept = np.ones((lanes, agents), bool)
+    kept[1::2, -1] = False
+    run = jax.jit(partial(canary.attack_openings, sim, claim), compiler_options=QUICK)
+    calls = -(-2 * SUMS * trials // lanes)
+    every = jax.random.split(jax.random.key(seed + 1), (calls, lanes))
+    scores = np.stack([np.asarray(run(fresh, episode, keys, jnp.asarray(kept))) for keys in every])
+    with_it, without = (scores[:, k::2].ravel()[: SUMS * trials] for k in (0, 1))
+    return with_it, without

@@ -5,11 +5,15 @@ parameters stay with it. `violations` traces the programs of a simulation and fo
 through every equation (the jaxpr), tracking whose data it depends on. An output depends on all
 inputs of its equation; a value written by a branch or a loop also depends on its condition. An
 empty result therefore means that no agent's state depends on another agent's data except through
-two permitted channels:
+the permitted channels:
 
 - The world. Actions go in, each agent gets its own observation, all get reward and end.
 - The exchange. One number per agent, step and episode goes in; the opened result is public. What
-  that number reveals, and what the exchange hides of it, is outside this proof.
+  that number reveals, and what the exchange hides of it, is outside this proof. Agents that learn
+  alone have none.
+- The noised opening (pe-vdn-d), in place of the exchange. What goes in must be a clipped message
+  plus noise: the proof follows clip and noise to the addition of the two. That both are large
+  enough is outside this proof.
 
 Public data (rewards, lengths, counters, random keys) must depend on no agent's data, or the next
 call would start from a leak. Since it does not, the proof holds for any number of calls. `start`
@@ -35,6 +39,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from pevdn.exchange import Exchange, Opened
+from pevdn.exchange.alone import alone
+from pevdn.privacy.mechanism import NoisedOpening
 from pevdn.simulation.program import Simulation
 from pevdn.simulation.state import State
 from pevdn.simulation.team import Kind, TeamLayout
@@ -47,13 +53,17 @@ class Source(NamedTuple):
 
     owner: str  # "agent 0", or "the world"
     sent: bool = False  # it left its owner as an action or a message
+    hidden: str = ""  # "clipped"; "noised": clipped, and noise was added
 
     def __str__(self) -> str:
-        return f"output of {self.owner}" if self.sent else f"data of {self.owner}"
+        return " ".join(filter(None, (self.hidden, "output" if self.sent else "data", "of"))) + (
+            f" {self.owner}"
+        )
 
 
 Sources = frozenset[Source]  # everything a value depends on
 PUBLIC: Sources = frozenset()
+NOISE: Sources = frozenset([Source("the noise")])  # of an opening, before it is added
 
 
 class Violation(NamedTuple):
@@ -73,7 +83,9 @@ def violations(simulation: Simulation) -> list[Violation]:
     params, their_owners = (tuple(x.params for x in s.learners) for s in (state, owners))
     number = jax.ShapeDtypeStruct((), jnp.int32)
     until_most_limit, public = (number, number, state.updates), (PUBLIC, PUBLIC, PUBLIC)
-    due = watched.config.updates_due
+    due = (watched.config.updates_due, "updates")
+    if watched.config.noised:
+        due = (len(watched.ages), "openings")
     return [
         *_check(watched.advance, (state, *until_most_limit), (owners, public), owners, due),
         *_check(watched.keep_anchor, (state, state.threshold), (owners, PUBLIC), owners),
@@ -96,9 +108,16 @@ def policy(state: State) -> State:
 
 
 def _check(
-    program: Callable[..., Any], args: Any, owners: Any, allowed: Any = None, updates: int = 0
+    program: Callable[..., Any],
+    args: Any,
+    owners: Any,
+    allowed: Any = None,
+    due: tuple[int, str] = (0, "updates"),
 ) -> list[Violation]:
-    """Compare the sources of each output with its owner in `allowed` (default: public)."""
+    """Compare the sources of each output with its owner in `allowed` (default: public).
+
+    `due` says how many rounds of messages the program may make, and for what.
+    """
     traced, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
     walk = Walk()
     reached = walk.follow(traced, jax.tree.leaves(owners))
@@ -106,8 +125,9 @@ def _check(
     paths = [path for path, _ in jax.tree.leaves_with_path(shapes)]
     for path, sources, own in zip(paths, reached, permitted, strict=True):
         walk.report(_name(path, own), _foreign(sources, own))
-    if (rounds := _rounds(traced.jaxpr)) > updates:
-        walk.report("the exchange", [f"{rounds} rounds of messages for {updates} updates"])
+    number, purpose = due
+    if (rounds := _rounds(traced.jaxpr)) > number:
+        walk.report("the exchange", [f"{rounds} rounds of messages for {number} {purpose}"])
     return [Violation(program.__name__, *flow) for flow in walk.flows]
 
 
@@ -148,9 +168,26 @@ def watch(simulation: Simulation) -> Simulation:
     watched.player, watched.replay = copy.copy(simulation.player), copy.copy(simulation.replay)
     watched.player.actors = dataclasses.replace(simulation.player.actors, team=watched.team)
     watched.player.world, watched.replay.team = world, watched.team
-    if simulation.exchange is not None:
+    if simulation.exchange not in (None, alone):
         watched.exchange = _watched_exchange(simulation, simulation.exchange)
+    if simulation.opening is not None:
+        opening = _WatchedOpening(**vars(simulation.opening))
+        watched.program = dataclasses.replace(simulation.program, opening=opening)
+        vars(watched)["form_sum"] = _watched_sum(simulation)
     return watched
+
+
+@dataclasses.dataclass(frozen=True)
+class _WatchedOpening(NoisedOpening):
+    """Marks clipped messages and noise."""
+
+    def clip(self, messages: Array) -> Array:
+        clipped: Array = _mark("becomes", "clipped", super().clip(messages))
+        return clipped
+
+    def noise(self, words: Array) -> Array:
+        noise: Array = _mark("becomes", "noise", super().noise(words))
+        return noise
 
 
 class _WatchedTeam(TeamLayout):
@@ -187,14 +224,33 @@ def _watched_exchange(simulation: Simulation, exchange: Exchange) -> Exchange:
     expected = [(len(simulation.team), steps, simulation.part) for steps in simulation.horizons]
 
     def watched(key: Array, messages: Array) -> Opened:
-        if messages.shape not in expected or messages.dtype != jnp.float32:
-            what = f"{messages.dtype}{messages.shape}, not one number per agent, step and episode"
-            messages = _mark("misused by", what, messages)
-        messages = _mark("round of", str(messages.size), messages)
+        messages = _mark_round(messages, expected, jnp.float32)
         opened = exchange(*_mark("enters", "the exchange", (key, messages)))
         return Opened(*_mark("belongs to", "everyone", tuple(opened)))
 
     return watched
+
+
+def _watched_sum(simulation: Simulation) -> Callable[[Array, Array], Array]:
+    """Return the sum of an opening, which takes nothing but clipped messages with noise."""
+    shape = (len(simulation.team), simulation.horizons[-1], simulation.config.block_size)
+
+    def watched(keys: Array, words: Array) -> Array:
+        words = _mark_round(words, [(*keys.shape, *shape)], jnp.uint32)
+        total = simulation.form_sum(*_mark("enters", "the opening", (keys, words)))
+        opened: Array = _mark("belongs to", "everyone", total)
+        return opened
+
+    return watched
+
+
+def _mark_round(messages: Array, expected: Sequence[tuple[int, ...]], kind: Any) -> Array:
+    """Count a round of messages (..., N, T, B); report one of another shape or type."""
+    if messages.shape not in expected or messages.dtype != kind:
+        what = f"{messages.dtype}{messages.shape}, not one number per agent, step and episode"
+        messages = _mark("misused by", what, messages)
+    counted: Array = _mark("round of", str(messages.size), messages)
+    return counted
 
 
 def _rounds(jaxpr: core.Jaxpr) -> int:
@@ -275,6 +331,10 @@ class Walk:
             return self._while(params, inputs)
         if name == "scan":
             return self._scan(eqn, inputs)
+        if name == "add" and NOISE in inputs:
+            (other,) = {*inputs} - {NOISE} or {NOISE}
+            if all(source.hidden == "clipped" for source in other):
+                return [frozenset(source._replace(hidden="noised") for source in other)]
         if eqn.effects or "callback" in name:
             self.report("the host", [f"a side effect ({name}), which cannot be followed"])
         # Arithmetic; also the safe choice for primitives with an unknown inner program.
@@ -311,10 +371,17 @@ class Walk:
             return PUBLIC if whom == "everyone" else frozenset([Source(whom)])
         if what == "sent by":
             self.report(f"output of {whom}", _foreign(sources, frozenset([Source(whom)])))
-            return frozenset([Source(whom, sent=True)])
+            hidden = {source.hidden for source in sources} or {""}
+            return frozenset(Source(whom, True, how) for how in hidden)
+        if what == "becomes":
+            if whom == "noise":
+                self.report("the noise", sorted(sources))
+                return NOISE
+            return frozenset(source._replace(hidden=whom) for source in sources)
         if what == "enters":
-            raw = (x for x in sources if not x.sent and x.owner != whom)
-            self.report(whom, sorted(raw))
+            noised = whom == "the opening"
+            raw = (x for x in sources if not x.sent or (noised and x.hidden != "noised"))
+            self.report(whom, sorted(x for x in raw if x.owner != whom))
         if what == "misused by":
             self.report("the exchange", [whom])
         return sources

@@ -1,4 +1,4 @@
-"""`pevdn attack`: one document, three tables, one picture."""
+"""`pevdn attack`: one document, five tables, one picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support import cli, content
 from pevdn.exchange.secret_shared import Code
 from pevdn.training.directory import Run
 from pevdn.verification import attacks
-from pevdn.verification.attacks import membership, teammate
+from pevdn.verification.attacks import membership, noised, teammate
 from pevdn.verification.attacks.target import Target
 
 LITTLE = ["--episodes", 64, "--shadows", 4, "--updates", 2]
@@ -26,6 +26,7 @@ def document(run: Run) -> dict[str, Any]:
     before = content(run.path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "EPSILONS", (math.inf,))
+        patch.setattr(noised, "EPSILONS", (math.inf, 8.0))
         said = cli("attack", run.path, "--json", *LITTLE)
     assert said.code == 0, said.err
     after = content(run.path)
@@ -61,7 +62,13 @@ def test_the_command_prints_one_document_and_adds_nothing_but_a_picture(
         ("pe-vdn-b", None),
         ("pe-vdn-c", "inf"),
     ]
-    for row in rows + document["membership"]:
+    sums, records = document["noised_sums"], document["records"]
+    assert {(row["agents"], row["epsilon"]) for row in sums} == {
+        (n, e) for n in (2, 3, 5, 8) for e in ("inf", 8.0)
+    }
+    assert {row["feature"] for row in sums} == set(document["features"])
+    assert [row["agents"] for row in records] == [2, 2, 3, 3, 5, 5, 8, 8]
+    for row in rows + document["membership"] + sums + records:
         assert row["auc"] is None or row["low"] <= row["auc"] <= row["high"]
 
 
@@ -73,7 +80,7 @@ def test_the_same_seed_gives_the_same_readings(target: Target, document: dict[st
     assert rows == document["teammate"]
 
 
-def test_a_person_gets_three_tables_and_what_they_say(
+def test_a_person_gets_five_tables_and_what_they_say(
     run: Run, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
@@ -84,6 +91,8 @@ def test_a_person_gets_three_tables_and_what_they_say(
         for row in found["membership"]:
             if row["epsilon_agent"] == "inf":
                 row["epsilon_agent"] = row["epsilon_team"] = math.inf
+        for row in found["noised_sums"] + found["records"]:
+            row["epsilon"] = float(row["epsilon"])
         return found
 
     monkeypatch.setattr(attacks, "attack", ready)
@@ -97,6 +106,9 @@ def test_a_person_gets_three_tables_and_what_they_say(
         "What agent 1 infers about agent 0",
         "2, this run's",
         "8, composed",
+        "8, pe-vdn-b",
+        "8, ε 8.00",
+        "Whether an agent's record is in the sum",
         "Above chance:",
     ):
         assert part in said.out

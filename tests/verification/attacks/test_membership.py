@@ -133,7 +133,7 @@ def test_a_private_run_is_compared_with_its_own_noise_and_its_own_epsilon(
     asked = (memorable(32), membership.toss(4, 32, 0), UPDATES, 0, said.append)
     world = worlds.make(RECIPE.env)
     rows = membership.attack(world, RECIPE, *asked)[::2]
-    assert [row.own for row in rows] == [None, None, "noise", "ε"]
+    assert [row.own for row in rows] == [None, None, "noise", "ε agent"]
     assert [s.noise_multiplier for s in trained[2:]] == [r.noise_multiplier for r in rows[2:]]
     assert rows[2].noise_multiplier == 1.2 and {s.clip_norm for s in trained} == {0.2}
     wanted = planner.Plan.of(RECIPE, 2).epsilon("agent")

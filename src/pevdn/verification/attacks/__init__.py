@@ -1,6 +1,7 @@
 """Attack a trained run, to measure what each algorithm leaks in practice.
 
 `teammate`: infer an agent's private features from what a teammate receives.
+`noised`: the same from noised sums (pe-vdn-d), and whether a record is in them.
 `membership`: infer from trained Q-values which episodes were used for training.
 
 A failed attack proves nothing; docs/privacy.md has the proofs. A successful one shows what is not
@@ -20,7 +21,7 @@ from pevdn._platform import cache_compilations
 from pevdn.config.settings import number
 from pevdn.training.directory import Run
 from pevdn.training.progress import Reporter, Silent
-from pevdn.verification.attacks import membership, teammate
+from pevdn.verification.attacks import membership, noised, teammate
 from pevdn.verification.attacks.target import Target
 
 
@@ -48,12 +49,16 @@ def attack(
     cache_compilations()
     run = run if isinstance(run, Run) else Run(Path(run))
     target = Target(run)
+    which = noised.ways(target.config, len(target.simulation.team))
+    target.openings = [way.opening for way in which]
     show.note(f"playing {effort.episodes:,} episodes of {target.config.env} …")
     keys = jax.random.split(jax.random.key(seed), effort.episodes)
     private = teammate.private_features(target.simulation.world)
     transcript = teammate.transcribe(target.play(keys), private)
     show.note("inferring a teammate's private features …")
     readings = teammate.attack(transcript, target.code, seed)
+    show.note("inferring the same, and the presence of records, from noised sums …")
+    sums, records = noised.attack(transcript, which, seed)
     long = transcript.running.sum(1) > target.simulation.horizons[0]  # short ones train faster
     chosen = np.argsort(long, stable=True)[: membership.CANDIDATES]
     (scene,) = target.play(keys[chosen])
@@ -77,12 +82,14 @@ def attack(
         "delta": target.config.delta,
         "features": {feature.name: feature.meaning for feature in private.features},
         "teammate": [_plain(reading) for reading in readings],
+        "noised_sums": [_plain(reading) for reading in sums],
+        "records": [_plain(reading) for reading in records],
         "membership": [_plain(inference) for inference in inferences],
         "seconds": time.monotonic() - began,
     }
 
 
-def _plain(row: teammate.Reading | membership.Inference) -> dict[str, Any]:
+def _plain(row: teammate.Reading | noised.NoisedReading | membership.Inference) -> dict[str, Any]:
     """Return a row with its estimate flattened; null where the feature never varied."""
     estimate: Any = row.estimate or (None, None, None)
     values = {name: value for name, value in row._asdict().items() if name != "estimate"}

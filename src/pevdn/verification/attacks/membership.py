@@ -151,8 +151,10 @@ def train(
 
 def _by_kind(simulation: Simulation, episodes: Sequence[Episode]) -> tuple[Episode, ...]:
     """Group candidates by kind, (N, E, T, ...)."""
-    parts = [simulation.team.by_kind(leaves, axis=0) for leaves in zip(*episodes, strict=True)]
-    return tuple(Episode(*leaves) for leaves in zip(*parts, strict=True))
+    return tuple(
+        jax.tree.map(lambda *own: jnp.stack(own), *[episodes[i] for i in kind.members])
+        for kind in simulation.team.kinds
+    )
 
 
 def _filled(state: State, candidates: tuple[Episode, ...], member: Array) -> State:
@@ -217,7 +219,7 @@ class Training(NamedTuple):
 
 
 def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -> list[Training]:
-    """Return pe-vdn-b, pe-vdn-c at each ε, and a private run's own noise and own ε."""
+    """Return pe-vdn-b, pe-vdn-c at each ε, and a private run's own noise and own ε agent."""
 
     def at(epsilon: float) -> float:
         return noise_for(epsilon, updates, sampling_rate, config.delta)
@@ -226,7 +228,7 @@ def trainings(config: Config, agents: int, updates: int, sampling_rate: float) -
     epsilon = planner.Plan.of(config, agents).epsilon("agent") if config.private else 0.0
     if 0 < epsilon < math.inf:
         ways.append(Training(config.settings.noise_multiplier, "noise"))
-        ways.append(Training(at(epsilon), "ε"))
+        ways.append(Training(at(epsilon), "ε agent"))
     return ways
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from pevdn.agent.replay import Episode
 from pevdn.errors import UsageError
 from pevdn.exchange import Opened
 from pevdn.exchange.secret_shared import Code
+from pevdn.privacy import mechanism
+from pevdn.privacy.mechanism import NoisedOpening
 from pevdn.simulation.program import Simulation
 from pevdn.simulation.state import each_agent
 from pevdn.training import world as environment
@@ -32,10 +35,13 @@ class Scene(NamedTuple):
     episodes: tuple[Episode, ...]  # by agent, (E, T, ...)
     messages: Array  # (N, E, T)
     length: Array  # (E,)
+    offers: tuple[Array, ...] = ()  # (N, E, T) what agents would enter into noised openings
 
 
 class Target:
     """The team of a run's first seed in its newest checkpoint."""
+
+    openings: Sequence[NoisedOpening] = ()  # that `play` reports the agents' offers to
 
     def __init__(self, run: Run) -> None:
         self.config = run.config
@@ -66,6 +72,7 @@ class Target:
                 tuple(jax.tree.map(lambda x, n=n: x[:n], episode) for episode in scene.episodes),
                 scene.messages[:, :n],
                 scene.length[:n],
+                tuple(offered[:, :n] for offered in scene.offers),
             )
 
     def _played(self, learners: tuple[Learner, ...], keys: Array) -> Scene:
@@ -73,13 +80,20 @@ class Target:
         exploration = jnp.full(1, EXPLORATION)
         played = self.simulation.player.play(params, keys[None], exploration, record=True)
         sent = messages(self.simulation, learners, played.episodes)
-        team = self.simulation.team
-        kinds = [jax.tree.map(lambda x: x[0], episodes) for episodes in played.episodes]
-        parts = [team.by_agent(leaves, axis=0) for leaves in zip(*kinds, strict=True)]
+        drawn = [jax.random.fold_in(keys[0], i) for i in range(len(self.openings))]
+        entered = [
+            offers(self.simulation, learners, played.episodes, opening, key)[0]
+            for opening, key in zip(self.openings, drawn, strict=True)
+        ]
+        own: dict[int, Episode] = {}
+        for kind, episodes in zip(self.simulation.team.kinds, played.episodes, strict=True):
+            for n, agent in enumerate(kind.members):
+                own[agent] = jax.tree.map(lambda x, n=n: x[0, n], episodes)
         return Scene(
-            tuple(Episode(*leaves) for leaves in zip(*parts, strict=True)),
+            tuple(own[agent] for agent in sorted(own)),
             sent[0],
             played.length[0],
+            tuple(entered),
         )
 
 
@@ -96,3 +110,32 @@ def messages(
     S, _, E = episodes[0].length.shape
     _, sent = listening.sum_batch(learners, batches, jnp.zeros((S, E), bool), jnp.zeros(S))
     return jnp.swapaxes(sent, 2, 3)
+
+
+def offers(
+    simulation: Simulation,
+    learners: tuple[Learner, ...],
+    episodes: tuple[Episode, ...],
+    opening: NoisedOpening,
+    key: Array,
+) -> Array:
+    """Return what agents would enter into a noised opening of episodes, (S, N, E, T), as numbers.
+
+    The program of the agents computes them, with this opening, whatever the algorithm of the run.
+    """
+    program = dataclasses.replace(simulation.program, opening=opening)
+    S, _, _ = episodes[0].length.shape
+    keys = jax.random.split(key, (S, len(simulation.team)))
+
+    def offer(key: Array, learner: Learner, own: Episode) -> Array:
+        batch = replay.time_first(own)
+        words = mechanism.words(key, *batch.rewards.shape)
+        entered, _ = program.offer(learner.params, learner.target, batch, words)
+        return entered.T * jnp.asarray(opening.unit, jnp.float32)
+
+    team = simulation.team
+    by_kind = [
+        each_agent(offer)(keys[:, jnp.array(kind.members)], *own)
+        for kind, *own in zip(team.kinds, learners, episodes, strict=True)
+    ]
+    return jnp.stack(team.by_agent(by_kind, axis=1), axis=1)

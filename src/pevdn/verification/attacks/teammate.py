@@ -100,6 +100,7 @@ class Transcript(NamedTuple):
     running: Bools  # (E, T) the episode has not ended
     present: Bools  # (E, T) and the victim is alive
     answers: dict[str, Bools]  # (E, T) by feature
+    offers: tuple[Floats, ...] = ()  # (N, E, T) what agents would enter into noised openings
 
 
 def transcribe(scenes: Iterable[Scene], private: Private) -> Transcript:
@@ -110,6 +111,9 @@ def transcribe(scenes: Iterable[Scene], private: Private) -> Transcript:
         np.concatenate([block.running for block in blocks]),
         np.concatenate([block.present for block in blocks]),
         {name: np.concatenate([x.answers[name] for x in blocks]) for name in blocks[0].answers},
+        tuple(
+            np.concatenate(parts, axis=1) for parts in zip(*(x.offers for x in blocks), strict=True)
+        ),
     )
 
 
@@ -121,6 +125,7 @@ def _transcribe_block(scene: Scene, private: Private) -> Transcript:
         running,
         running & np.asarray(private.present(own)),
         {feature.name: np.asarray(feature.answer(own)) for feature in private.features},
+        tuple(np.asarray(entered, np.float64) for entered in scene.offers),
     )
 
 
