@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 PYTHON ?= python3
-STEPS  ?= 250000
+STEPS  ?= 400000
 OUT    ?= runs/3m-private-$(shell date +%Y%m%d-%H%M%S)
 
 BIN   := .venv/bin
@@ -18,11 +18,11 @@ PYTHONS := $(PYTHON) $(if $(filter file,$(origin PYTHON)),python3.13 python3.12 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-train: $(READY)  ## Train a private team (STEPS=250000 OUT=runs/...)
-	$(BIN)/pevdn train pe-vdn-c --preset team-8 --steps $(STEPS) --out $(OUT)
+train: $(READY)  ## Train a private team (STEPS=400000 OUT=runs/...)
+	$(BIN)/pevdn train pe-vdn-d --preset record-8 --steps $(STEPS) --out $(OUT)
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY)  ## Run the slow tests
 	$(BIN)/python -m pytest -m slow

@@ -179,6 +179,7 @@ def ratios(seconds: float) -> list[Row]:
     lengths = typical_lengths(256, 60)
     full = np.full(256, 60, np.int32)
     shared = make("pe-vdn-b")
+    many, equal = typical_lengths(1024, 60), {"buffer_size": 1024, "return_lambda": 0.3}
     times = in_turns(
         seconds,
         shared=gradients(shared, lengths),
@@ -189,6 +190,8 @@ def ratios(seconds: float) -> list[Row]:
         clipped=minibatch(
             make("pe-vdn-c", **{**PAPER, "buffer_size": 256, "learning_starts": 256}), lengths, 32
         ),
+        outsiders=gradients(make("pe-vdn-c", **equal), many),
+        teammates=gradients(make("pe-vdn-d", **equal), many),
     )
     machine = measure_machine()
     least = floor(shared, lengths, machine)
@@ -210,6 +213,11 @@ def ratios(seconds: float) -> list[Row]:
         Row(
             "cost of per-episode clipping over a plain gradient",
             times["clipped"] / times["plain"], "×", at_most=1.6, aim=1.2,
+        ),
+        Row(
+            "one update of pe-vdn-d over one of pe-vdn-c, their defaults",
+            times["teammates"] / times["outsiders"], "×", at_most=1.0,
+            note=f"{times['teammates'] * 1e3:.1f} ms over {times['outsiders'] * 1e3:.1f} ms",
         ),
         Row(
             "a minibatch of episodes as played over one of full length",
@@ -335,6 +343,7 @@ GUARDED = {  # limits for CI, where a neighbour may disturb one of the two that 
     "one update: JaxMARL's over ours, episodes as played": ("at_least", 1.5),
     "cost of secret sharing over broadcast": ("at_most", 15),
     "cost of per-episode clipping over a plain gradient": ("at_most", 2.0),
+    "one update of pe-vdn-d over one of pe-vdn-c, their defaults": ("at_most", 1.3),
     "a minibatch of episodes as played over one of full length": ("at_most", 0.75),
 }
 
