@@ -117,6 +117,20 @@ def play(members: dict[str, Any], timeout: float = 120.0) -> dict[str, str]:
     return asyncio.run(asyncio.wait_for(_run_all(members), timeout))
 
 
+def play_until_killed(members: dict[str, Any]) -> None:
+    """Run all until one of them is killed, and stop the others then."""
+
+    async def together() -> None:
+        tasks = [asyncio.ensure_future(member.run()) for member in members.values()]
+        done, left = await asyncio.wait(tasks, timeout=120, return_when=asyncio.FIRST_EXCEPTION)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert any(isinstance(task.exception(), Killed) for task in done)
+
+    asyncio.run(together())
+
+
 def play_all(teams: list[dict[str, Any]], timeout: float) -> list[dict[str, str]]:
     """Several teams at the same time, where most of the time is waiting."""
 

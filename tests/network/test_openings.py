@@ -24,6 +24,7 @@ from network_team import (
     party_of,
     play,
     play_on,
+    play_until_killed,
     twins,
 )
 
@@ -181,11 +182,10 @@ def test_a_booked_opening_with_another_sum_is_learnt_from_with_other_numbers(
     tmp_path: Path,
 ) -> None:
     """A backup holds a booked opening; afterwards, a peer entered other words in each copy."""
-    team = make_team(tmp_path / "team", "pe-vdn-d", steps=32, patience=1, rehearsal=False)
+    team = make_team(tmp_path / "team", "pe-vdn-d", steps=32, rehearsal=False)
     members = members_of(team)
     DiesWhile("booking").of(members["bob"])
-    with pytest.raises(Killed):
-        play(members)
+    play_until_killed(members)
     words, drawn = [], []
     for change, state in zip((0, 1), copies_of_bob(team), strict=True):
         assert state.next_kind() == "open"
@@ -339,7 +339,7 @@ def test_lost_updates_stop_a_party_before_an_opening_that_it_cannot_afford(tmp_p
 def test_a_crash_in_the_last_affordable_update_stops_a_party_within_its_budget(
     tmp_path: Path,
 ) -> None:
-    limited: dict[str, Any] = {"steps": 60, "delta": 1e-3, "patience": 1}
+    limited: dict[str, Any] = {"steps": 60, "delta": 1e-3}
     unlimited = make_team(tmp_path / "first", "pe-vdn-d", **limited)
     budget = Plan.of(unlimited.config, 2).mechanism.epsilon(4, "record") + 1e-3
     team = make_team(tmp_path / "team", "pe-vdn-d", epsilon_budget=budget, **limited)
@@ -354,8 +354,7 @@ def test_a_crash_in_the_last_affordable_update_stops_a_party_within_its_budget(
         settle(*args)
 
     ledger.settle = dies
-    with pytest.raises(Killed):
-        play(members)
+    play_until_killed(members)
     with pytest.raises(Stopped, match="the privacy budget of bob is spent"):
         party_of(team, "bob")
     found = Ledger.read(members["bob"].folder, fingerprint(team.config))
