@@ -147,11 +147,7 @@ def assert_undisturbed(
 
 @pytest.mark.parametrize(
     ("algorithm", "mode"),
-    [
-        slow("pe-vdn-b", "shares"),
-        ("pe-vdn-c", "pairwise-masks"),
-        slow("pe-vdn-d", "pairwise-masks"),
-    ],
+    [("pe-vdn-b", "shares"), ("pe-vdn-c", "pairwise-masks"), slow("pe-vdn-d", "pairwise-masks")],
 )
 def test_a_team_in_trouble_ends_where_an_undisturbed_one_does(
     algorithm: str, mode: str, one_process: pytest.MonkeyPatch, tmp_path: Path

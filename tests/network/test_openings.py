@@ -285,6 +285,15 @@ def test_what_was_opened_is_in_the_snapshot(tmp_path: Path) -> None:
         )
 
 
+def test_files_of_another_version_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    team = make_team(tmp_path / "team", "pe-vdn-d", steps=16)
+    bob = members_of(team)["bob"]
+    arrays, facts = bob.state.journal.snapshot() or ({}, {})
+    bob.state.journal.save(0, arrays, {k: v for k, v in facts.items() if k != "protocol"})
+    with pytest.raises(PevdnError, match="was written by another version of pevdn; finish"):
+        party_of(team, "bob")
+
+
 def test_an_error_in_the_middle_of_a_step_leaves_the_snapshot_before_it(
     tmp_path: Path, one_salt: None
 ) -> None:

@@ -229,7 +229,7 @@ def test_a_minibatch_is_learnt_from_in_full_whatever_the_size_of_its_parts():
 
 @pytest.mark.parametrize(
     ("algorithm", "network"),
-    [("pe-vdn-c", "recurrent"), slow("pe-vdn-c", "entities"), ("pe-vdn-d", "entities")],
+    [("pe-vdn-c", "recurrent"), ("pe-vdn-c", "entities"), ("pe-vdn-d", "entities")],
 )
 def test_what_an_episode_adds_does_not_depend_on_which_others_were_sampled(algorithm, network):
     """Bit for bit: sum(S ∪ {k}) = sum(S) + sum({k}), whatever parts and horizons that makes.
